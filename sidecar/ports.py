@@ -1,0 +1,208 @@
+"""Every edge of the agent as a Protocol, and the few errors that edges may raise.
+
+The loops know only these; tests and the simulation put their own behind them. An error's text is shown to people:
+it names the thing, the value, the limit and the way out, and holds no secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from sidecar.model import (
+    Adapter,
+    EngineView,
+    Frozen,
+    Listing,
+    Member,
+    Problem,
+    Record,
+    Steering,
+)
+
+
+class EdgeError(Exception):
+    """Base of what an edge may raise. The text is meant for people."""
+
+
+class EngineUnavailable(EdgeError):
+    """The engine can't be reached, or answered 5xx to a plain look. Nothing is known about its adapters."""
+
+
+class EngineTimeout(EdgeError):
+    """A load or unload got no answer in time. It may still take effect: look before the next step."""
+
+
+class EngineRefused(EdgeError):
+    """The engine answered and said no. `reason` is one of the `REASON_*` words below."""
+
+    def __init__(self, message: str, reason: str = "EngineRefused") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+REASON_RUNTIME_DISABLED = "RuntimeLoRADisabled"
+REASON_NOT_VISIBLE = "SharedVolumeNotVisible"
+REASON_UNAUTHORIZED = "Unauthorized"
+REASON_ALREADY_LOADED = "AlreadyLoaded"
+REASON_OUT_OF_MEMORY = "OutOfMemory"
+REASON_BASE_MODEL = "BaseModelConflict"
+REASON_REFUSED = "EngineRefused"
+
+
+class OriginError(EdgeError):
+    """The origin can't give the files now (network, 5xx, throttled): tried again with backoff."""
+
+
+class OriginDenied(OriginError):
+    """The origin refuses us or has nothing there (403, 404, empty prefix). Tried again slowly."""
+
+
+class OriginChanged(OriginError):
+    """The origin no longer has the content of the pool's decision (If-Match failed, another size, another hash)."""
+
+
+class AdapterRejected(EdgeError):
+    """The files are not an adapter that this engine can serve. Permanent until the spec or the content changes."""
+
+
+class DiskFull(EdgeError):
+    """No room under the adapters directory, or the quota can't be met."""
+
+
+class PeerUnreachable(EdgeError):
+    """A peer did not answer, or answered for another pool or pod."""
+
+
+class BackendView(Frozen, frozen=True, kw_only=True):
+    """What a backend knows now. None is unknown, which is never the same as empty (contract §5).
+
+    With `adapters_fresh` or `members_fresh` False the list is the last good one and must not take anything away.
+    """
+
+    adapters: tuple[Adapter, ...] | None = None
+    adapters_fresh: bool = False
+    members: tuple[Member, ...] | None = None
+    members_fresh: bool = False
+    steering: Steering = Steering()
+    problems: tuple[Problem, ...] = ()
+
+
+class Report(Frozen, frozen=True, kw_only=True):
+    """What the platform should show about this worker: labels and annotations of the own pod, complete."""
+
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class Backend(Protocol):
+    """Where adapters and members come from, and where reports go."""
+
+    def view(self) -> BackendView:
+        """The present view; cheap, no I/O."""
+
+    async def run(self, changed: Callable[[], None]) -> None:
+        """Watch for ever; call `changed` after each new view. Never raises but CancelledError."""
+
+    async def publish(self, report: Report) -> None:
+        """Write the report where the platform shows it. Raises EdgeError; the caller retries."""
+
+
+class Observed(Frozen, frozen=True, kw_only=True):
+    """A peer's record, when it was last heard, and whether the peer counts as alive."""
+
+    record: Record
+    heard: float
+    alive: bool
+
+
+class Peers(Protocol):
+    """The other workers' records (by asking each over HTTP, or by gossip)."""
+
+    def view(self) -> Mapping[str, Observed]:
+        """Records by worker name, the own one not included; cheap, no I/O."""
+
+    def announce(self, record: Record) -> None:
+        """Make `record` what others read from now on."""
+
+    async def ask(self, name: str) -> Record:
+        """Read one peer's record afresh. Raises PeerUnreachable."""
+
+    async def run(self, changed: Callable[[], None]) -> None:
+        """Keep the view current for ever; call `changed` after each change of content or liveness."""
+
+
+class Engine(Protocol):
+    """The vLLM server on this worker."""
+
+    async def look(self) -> EngineView:
+        """One look at /v1/models. Raises EngineUnavailable, EngineRefused (wrong API key)."""
+
+    async def load(self, name: str, path: str) -> None:
+        """Load an adapter. Returning means the engine said yes, no more. Raises EngineRefused, EngineTimeout,
+        EngineUnavailable."""
+
+    async def unload(self, name: str) -> None:
+        """Forget a name; a name that isn't there is success. Raises as `load`."""
+
+    async def reset_prefix_cache(self) -> bool:
+        """True if the engine dropped its prefix cache (only in vLLM's dev mode)."""
+
+    async def in_flight(self) -> frozenset[str] | None:
+        """Names with a running or waiting request, as far as the metrics tell; None when they don't."""
+
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all), from the event loop's thread."""
+
+
+class Fetched(Frozen, frozen=True, kw_only=True):
+    """A published revision: its directory, and what was read to make it."""
+
+    revision: str
+    path: str
+    listing: Listing
+    warnings: tuple[str, ...] = ()
+
+
+class Fetcher(Protocol):
+    """Brings adapters onto the disk: from what is there, from peers, from the origin."""
+
+    async def listing(self, adapter: Adapter) -> Listing:
+        """What the origin holds now. Raises OriginError and its subclasses, AdapterRejected (limits)."""
+
+    async def fetch(self, adapter: Adapter, listing: Listing, revision: str | None, progress: Progress) -> Fetched:
+        """Download exactly `listing`, verify, check, publish. With `revision` anything else is refused.
+
+        One download per content at a time: a second caller waits for the first's result.
+        Raises OriginError (and subclasses), AdapterRejected, DiskFull.
+        """
+
+
+class Store(Protocol):
+    """The adapters directory (contract §8)."""
+
+    @property
+    def revisions_dir(self) -> str:
+        """Absolute path under which every revision's directory lies."""
+
+    def revisions(self) -> Mapping[str, str]:
+        """Revision -> absolute path of its published directory."""
+
+    def evict(self, keep: frozenset[str]) -> tuple[str, ...]:
+        """Delete least recently used revisions outside `keep` until the quota is met; returns those deleted."""
+
+    def touch(self, revision: str) -> None:
+        """Note a use, for LRU."""
+
+    def save(self, name: str, data: bytes) -> None:
+        """Keep `data` as state/<name>, durably and atomically. Raises DiskFull."""
+
+    def read(self, name: str) -> bytes | None:
+        """state/<name> as saved last, None if there is none."""
+
+
+class Clock(Protocol):
+    """Seconds since the epoch that never jump while the process runs."""
+
+    def __call__(self) -> float: ...
