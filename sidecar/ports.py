@@ -6,8 +6,8 @@ it names the thing, the value, the limit and the way out, and holds no secret.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
 
 from sidecar.model import (
     Adapter,
@@ -17,6 +17,7 @@ from sidecar.model import (
     Member,
     Problem,
     Record,
+    State,
     Steering,
 )
 
@@ -72,6 +73,10 @@ class DiskFull(EdgeError):
 
 class PeerUnreachable(EdgeError):
     """A peer did not answer, or answered for another pool or pod."""
+
+
+class ListenFailed(EdgeError):
+    """The agent's own TCP port can't be opened. The text names the flag and the address."""
 
 
 class BackendView(Frozen, frozen=True, kw_only=True):
@@ -206,3 +211,102 @@ class Clock(Protocol):
     """Seconds since the epoch that never jump while the process runs."""
 
     def __call__(self) -> float: ...
+
+
+Row = Mapping[str, object]
+"""One JSON object of an answer; keys are camelCase."""
+
+
+class AgentView(Protocol):
+    """What the agent's HTTP server shows. All but `drained` are cheap and do no I/O."""
+
+    def healthy(self) -> tuple[bool, Row]:
+        """Whether every loop makes progress, and details by loop (seconds since its last step, for example)."""
+
+    def ready(self) -> tuple[bool, tuple[str, ...]]:
+        """Whether this worker may get traffic, and what it still waits for."""
+
+    def adapters(self) -> Sequence[Row]:
+        """Every known adapter, in the order of namespace/name.
+
+        Keys: name, namespace, servedName, baseModel, wantedHere (bool), rank (int, 0 is the first; None without one),
+        targets (worker names), state (of this worker; "" when it is none of its business), revision, message,
+        bytesDone, bytesTotal, problems (texts). Others may follow.
+        """
+
+    def explain(self, name: str) -> Row | None:
+        """Candidates of one adapter in rank order with score, zone, liveness and why passed over; None: unknown name.
+
+        `name` is looked up as namespace/name, then as resource name, then as served name. When several fit, the first
+        in the order in which adapters get room is explained, and `also` lists the others as namespace/name.
+        """
+
+    def record(self) -> Record:
+        """This worker's own record; the same object as long as nothing in it changed."""
+
+    def peers(self) -> Sequence[Row]:
+        """Every worker of the pool, this one included (`self` true), in the order of names.
+
+        Keys: name, address, uid, zone, self (bool), state (`alive`, `dead`, or `unknown` for a listed worker that was
+        never heard), since and heard (seconds since the epoch), engine (version), engineUp, capacity, cordoned,
+        resting, baseModels, adapters (namespace/name -> {state, revision, message}). Others may follow.
+        """
+
+    async def drained(self) -> Row:
+        """Answer when this worker's traffic has moved away, at once when its pod isn't going away, or after 60 s.
+
+        Starts nothing. Keys: drained (bool), waiting (namespace/name of the adapters not yet handed over).
+        """
+
+    def problems(self) -> Sequence[Problem]:
+        """What a person should see now."""
+
+
+Result = Literal["ok", "refused", "rejected", "unavailable", "timeout", "denied", "changed", "disk_full", "failed"]
+"""How an attempt ended, for the metrics."""
+
+SourceKind = Literal["origin", "peer", "local"]
+
+
+class Meter(Protocol):
+    """Where the loops report what they did. Never raises, never blocks."""
+
+    def loaded(self, result: Result, seconds: float) -> None:
+        """One load request to the engine has ended."""
+
+    def unloaded(self, result: Result) -> None:
+        """One unload request to the engine has ended."""
+
+    def fetched(self, result: Result, seconds: float) -> None:
+        """One adapter's fetch has ended."""
+
+    def received(self, kind: SourceKind, size: int) -> None:
+        """`size` bytes of adapter files came from there."""
+
+    def reconciled(self, seconds: float) -> None:
+        """One pass of the reconcile loop took so long."""
+
+    def engine(self, up: bool) -> None:
+        """Whether the engine answers now."""
+
+    def engine_restarted(self) -> None:
+        """Another engine process answers than before."""
+
+    def adapters(self, counts: Mapping[State, int]) -> None:
+        """Adapters of this worker by state; states left out count as none."""
+
+    def maybe_resident(self, count: int) -> None:
+        """Adapters unloaded so recently that the engine may still read their files."""
+
+    def peers(self, alive: int, known: int) -> None:
+        """Other workers of the pool that are alive, and that are known at all."""
+
+    def problems(self, count: int) -> None:
+        """Problems shown to people now."""
+
+
+class Exposition(Protocol):
+    """The metrics as text."""
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Body and Content-Type for a scraper's Accept header."""
