@@ -28,7 +28,7 @@ def select(adapters: Iterable[Adapter], base_models: frozenset[str]) -> Catalog:
     one that takes a base model's own name. Same adapters in any order, same answer.
     """
     taken: dict[str, Adapter] = {}
-    rejected: dict[str, str] = msgspec.field(default_factory=dict)
+    rejected: dict[str, str] = {}
     for adapter in sorted((a for a in adapters if a.base_model in base_models), key=age_order):
         if adapter.served_name in base_models:
             rejected[adapter.key] = base_model_conflict(adapter)
