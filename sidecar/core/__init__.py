@@ -1,1 +1,1 @@
-"""Pure decisions: no asyncio, no input or output, no clock, no global random."""
+"""The pure core: no asyncio, no input or output, no clock, no global random. Same inputs, same answer."""

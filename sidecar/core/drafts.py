@@ -1,0 +1,183 @@
+"""A plan while it is being drafted: the planner's notepad."""
+
+from __future__ import annotations
+
+from sidecar.core.cacheguard import CacheGuard
+from sidecar.core.memory import FOREVER, Retry
+from sidecar.core.world import Action, Load, Plan, Status, World
+from sidecar.model import Adapter, Decision, State
+
+HOLD_MESSAGE = (
+    "held back: this vLLM keys its prefix cache by adapter name alone and would mix cached blocks of the old weights into "
+    "the new. Restart the engine, upgrade to vLLM 0.31 or newer, start it with VLLM_SERVER_DEV_MODE=1 so that the cache can "
+    "be reset, choose another servedName, or set spec.onStalePrefixCache: Replace."
+)
+KEEPS_QUARANTINED_AFTER = 600.0
+
+
+class Draft:
+    """Collects actions, statuses and waits for one World."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        process = (world.engine.process if world.engine else None) or ""
+        self.cache = CacheGuard(
+            world.memory.history, process, stale=world.stale_cache, resettable=process not in world.memory.no_reset
+        )
+        self._actions: list[Action] = []
+        self._last: list[Load] = []
+        self._statuses: dict[str, Status] = {}
+        self._drains: dict[str, float] = {}
+        self._leaving: dict[str, float] = {}
+        self._wake = FOREVER
+        self._unfinished = False
+
+    def finish(self) -> Plan:
+        """The plan. Suspected revisions are loaded only when nothing else is left to load, and one at a time."""
+        if self._last and not self._unfinished and not self.world.busy_names:
+            self._actions.append(self._last[0])
+        return Plan(
+            actions=tuple(self._actions),
+            statuses=self._statuses,
+            drains=self._drains,
+            leaving=self._leaving,
+            wake_at=self._wake,
+        )
+
+    def act(self, action: Action) -> None:
+        """Do this now."""
+        self._actions.append(action)
+
+    def load(self, action: Load, *, last: bool) -> None:
+        """Load now, or after everything else if the revision is under suspicion."""
+        if last:
+            self._last.append(action)
+        else:
+            self._unfinished = True
+            self._actions.append(action)
+
+    def wake(self, at: float) -> None:
+        """Think again at `at` at the latest."""
+        if at > self.world.now:
+            self._wake = min(self._wake, at)
+
+    def say(
+        self,
+        key: str,
+        state: State,
+        name: str,
+        *,
+        revision: str = "",
+        message: str = "",
+        avoid: bool = False,
+        routed: bool = False,
+        held: bool = False,
+    ) -> None:
+        """Report `state` for `key`."""
+        self._statuses[key] = Status(
+            state=state, served_name=name, revision=revision, message=message, avoid=avoid, routed=routed, held=held
+        )
+
+    def loaded(self, adapter: Adapter, revision: str, message: str = "") -> None:
+        """It serves, and gets its traffic."""
+        refused = self.world.memory.refused.get(adapter.key)
+        if refused and not message:
+            retry = self.world.memory.retries.get(adapter.key)
+            message = retry.message if retry else "the engine refused newer content; this revision goes on serving"
+        self.say(
+            adapter.key, State.LOADED, adapter.served_name,
+            revision=revision, message=message, routed=True, avoid=self.avoids(adapter),
+        )  # fmt: skip
+
+    def draining(self, adapter: Adapter, revision: str) -> None:
+        """It serves still, but no longer gets traffic."""
+        self.say(adapter.key, State.DRAINING, adapter.served_name, revision=revision)
+
+    def condemned(self, name: str, revision: str) -> bool:
+        """Quarantined, and not loaded here for so long that it has proved harmless."""
+        since = self.world.memory.loaded_at.get(name, 0.0)
+        return revision in self.world.quarantined and self.world.now - since < KEEPS_QUARANTINED_AFTER
+
+    def held(self, adapter: Adapter, have: str) -> None:
+        """Held back by the prefix-cache guard; another worker should take it."""
+        state = State.LOADED if have else State.PENDING
+        self.say(
+            adapter.key, state, adapter.served_name,
+            revision=have, message=HOLD_MESSAGE, avoid=True, routed=bool(have), held=True,
+        )  # fmt: skip
+
+    def rejected(self, adapter: Adapter, revision: str, message: str, have: str | None) -> None:
+        """Not loaded here; what is loaded goes on serving."""
+        if have is not None and have != revision:
+            self.loaded(adapter, have, message=message)
+            return
+        self.say(adapter.key, State.REJECTED, adapter.served_name, revision=revision, message=message, avoid=True)
+
+    def avoided(self, adapter: Adapter) -> None:
+        """No target here any more, because this worker asked to be passed over: say why."""
+        decision = self.world.decisions.get(adapter.key)
+        if decision is not None and self.cache.verdict(adapter, decision.revision) == "hold":
+            self.held(adapter, "")
+            return
+        retry = self.world.memory.retries.get(adapter.key)
+        state = State.REJECTED if retry and retry.rejected else State.FAILED
+        self.say(adapter.key, state, adapter.served_name, message=retry.message if retry else "", avoid=True)
+
+    def avoids(self, adapter: Adapter) -> bool:
+        """Whether this worker asks to be passed over for the adapter as it is now."""
+        decision = self.world.decisions.get(adapter.key)
+        if decision is not None and self.cache.verdict(adapter, decision.revision) == "hold":
+            return True
+        avoid = self.world.memory.avoid.get(adapter.key)
+        if avoid is None or avoid.source_id != adapter.source_id:
+            return False
+        if decision is not None and avoid.revision and avoid.revision != decision.revision:
+            return False
+        self.wake(avoid.until)
+        return self.world.now < avoid.until
+
+    def retry(self, adapter: Adapter, revision: str) -> Retry | None:
+        """The failures in a row of the present input (source and revision), if any."""
+        retry = self.world.memory.retries.get(adapter.key)
+        if retry is None or retry.input not in (adapter.source_id, f"{adapter.source_id}@{revision}"):
+            return None
+        return retry
+
+    def first_in_rank(self, key: str) -> str | None:
+        """The target that decides for the pool."""
+        assignment = self.world.assignments.get(key)
+        return assignment.targets[0] if assignment and assignment.targets else None
+
+    def bytes_are_gone(self, key: str, decision: Decision) -> bool:
+        """Whether a target can't get the decided bytes from anywhere: the origin has moved on."""
+        own = self.world.memory.gone.get(key) == decision.refresh and decision.revision not in self.world.disk
+        if own:
+            return True
+        targets = self.world.assignments[key].targets if key in self.world.assignments else ()
+        for name in targets:
+            peer = self.world.peers.get(name)
+            entry = peer.entries.get(key) if peer and peer.alive else None
+            if entry is not None and entry.gone and entry.revision in ("", decision.revision):
+                return True
+        return False
+
+    def leaving_since(self, key: str) -> float:
+        """When this worker stopped being a target of `key`; noted for the next plan."""
+        since = self.world.memory.leaving.get(key, self.world.now)
+        self._leaving[key] = since
+        return since
+
+    def drained(self, name: str, seconds: float) -> bool:
+        """Whether `name` has been out of routing for `seconds`; starts or goes on with its drain.
+
+        The clock starts when the world was told, not when we decided.
+        """
+        since = self.world.memory.drains.get(name, self.world.now)
+        self._drains[name] = since
+        told = self.world.withdrawn.get(name)
+        if name not in self.world.memory.drains or told is None:
+            self.wake(self.world.now + 0.5)
+            return False
+        done = max(since, told) + seconds
+        self.wake(done)
+        return self.world.now >= done

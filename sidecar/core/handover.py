@@ -1,0 +1,96 @@
+"""When a worker that stopped being a target may let go of its copy: make before break."""
+
+from __future__ import annotations
+
+from sidecar.core.placement import Assignment
+from sidecar.core.world import Peer, World
+from sidecar.model import Adapter, State
+
+
+def loaded_elsewhere(world: World, key: str, name: str, fresh_after: float) -> bool:
+    """Whether `name` serves `key` right now, as reported since `fresh_after`, whatever the revision."""
+    peer = world.peers.get(name)
+    if peer is None or not _speaks(peer, fresh_after):
+        return False
+    entry = peer.entries.get(key)
+    return entry is not None and entry.state == State.LOADED
+
+
+def has_wanted(world: World, key: str, name: str, wanted: str | None, fresh_after: float) -> bool:
+    """Whether target `name` reports the pool's wanted revision loaded (or an older one because its engine refused it)."""
+    peer = world.peers.get(name)
+    if peer is None or not _speaks(peer, fresh_after):
+        return False
+    entry = peer.entries.get(key)
+    if entry is None or entry.state != State.LOADED:
+        return False
+    return wanted is None or entry.revision == wanted or entry.refused == wanted
+
+
+def _speaks(peer: Peer, fresh_after: float) -> bool:
+    return peer.alive and peer.head.engine_up and peer.heard >= fresh_after
+
+
+def is_deletion(world: World, adapter: Adapter) -> bool:
+    """No target by will: replicas or percentage zero, or a selector that fits no worker of the pool."""
+    d = adapter.distribution
+    if d.strategy == "fixed" and d.replicas == 0:
+        return True
+    if d.strategy == "percentage" and d.percentage == 0:
+        return True
+    return adapter.key in world.unmatched
+
+
+def may_drop(world: World, adapter: Adapter, since: float) -> bool:
+    """Whether this worker, no target of `adapter` since `since`, may start to let its copy go.
+
+    The last copy that is known never goes; while anything is unknown nothing goes.
+    """
+    if not world.adapters_fresh or not world.members_fresh or world.isolated or not world.settled:
+        return False
+    if is_deletion(world, adapter):
+        return True
+    assignment = world.assignments.get(adapter.key)
+    if assignment is None:
+        return False
+    if not assignment.targets:
+        return assignment.short > 0 and bool(assignment.waiting) and _own_targets_loaded(world)
+    return _targets_hold(world, adapter, assignment, since)
+
+
+def _targets_hold(world: World, adapter: Adapter, assignment: Assignment, since: float) -> bool:
+    fresh = world.now - world.rules.witness_age
+    decision = world.decisions.get(adapter.key)
+    wanted = decision.revision if decision else None
+    holding = [t for t in assignment.targets if has_wanted(world, adapter.key, t, wanted, fresh)]
+    missing = [t for t in assignment.targets if t not in holding and not _avoids(world, adapter.key, t)]
+    if holding and not missing:
+        return True
+    if world.now - since < world.rules.handover_patience:
+        return False
+    # Of several that hold on for targets that never report, the first by name stays: each must not count on the other.
+    return any(
+        loaded_elsewhere(world, adapter.key, name, fresh)
+        for name in world.peers
+        if name in assignment.targets or name < world.me
+    )
+
+
+def _avoids(world: World, key: str, name: str) -> bool:
+    peer = world.peers.get(name)
+    entry = peer.entries.get(key) if peer else None
+    return entry is not None and entry.avoid
+
+
+def _own_targets_loaded(world: World) -> bool:
+    names = {a.key: a.served_name for a in world.catalog.active}
+    return all(names[key] in world.owned for key in world.mine if key in names)
+
+
+def witnesses(world: World, adapter: Adapter) -> tuple[str, ...]:
+    """The peers whose word decided, to be asked again directly before the unload."""
+    assignment = world.assignments.get(adapter.key)
+    targets = assignment.targets if assignment else ()
+    if any(t in world.peers for t in targets):
+        return tuple(t for t in targets if t in world.peers)
+    return tuple(n for n, p in world.peers.items() if adapter.key in p.entries)

@@ -1,0 +1,121 @@
+"""What an agent remembers between looks, and across restarts (the fields that `dump` keeps).
+
+Everything here can be lost without breaking a law of safety, except the history of loads: with it forgotten, a vLLM that
+keys its prefix cache by name alone could mix cached blocks of old weights into an update.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sidecar.model import Decision, Frozen, Suspicion
+
+
+class LoadedOnce(Frozen, frozen=True):
+    """A load that was at least tried: this engine process may hold cached blocks of `revision` under `name`."""
+
+    process: str
+    name: str
+    revision: str
+
+
+class Avoid(Frozen, frozen=True):
+    """This worker asks to be passed over for an adapter until `until` (inf: until the source or content changes)."""
+
+    source_id: str
+    revision: str
+    until: float
+    step: int = 0
+
+
+class Retry(Frozen, frozen=True):
+    """Failures in a row of one step for one input, and when it may be tried again (inf: not before the input changes)."""
+
+    input: str
+    failures: int
+    not_before: float
+    message: str
+    rejected: bool = False
+
+
+class Quarantine(Frozen, frozen=True):
+    """A revision that killed engines: nobody newly loads it until `until`."""
+
+    until: float
+    step: int
+
+
+class Attempt(Frozen, frozen=True):
+    """A load that is in flight or was done lately, for blaming an engine's death on it."""
+
+    key: str
+    revision: str
+    started: float
+    ended: float | None = None
+
+
+class Rest(Frozen, frozen=True):
+    """The engine died twice within ten minutes: this worker is sorted behind the others until `until`."""
+
+    until: float
+    step: int
+
+
+class Memory(msgspec.Struct):
+    """The agent's memory. Mutable; changed only by `core.outcome` and the reconcile loop.
+
+    `volatile` names are forgotten at a restart on purpose: they describe waits that begin anew.
+    """
+
+    history: list[LoadedOnce] = []
+    avoid: dict[str, Avoid] = {}
+    retries: dict[str, Retry] = {}
+    decisions: dict[str, Decision] = {}
+    previous: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    gone: dict[str, int] = {}
+    suspicions: list[Suspicion] = []
+    quarantine: dict[str, Quarantine] = {}
+    attempts: list[Attempt] = []
+    deaths: list[float] = []
+    rest: Rest | None = None
+    refreshed: dict[str, float] = {}
+    unloaded: dict[str, float] = {}
+    drain_seconds: dict[str, int] = {}
+    process: str | None = None
+    base_models: tuple[str, ...] = ()
+    ready_process: str | None = None
+    # Volatile from here on.
+    drains: dict[str, float] = {}
+    leaving: dict[str, float] = {}
+    loaded_at: dict[str, float] = {}
+    large: dict[str, int] = {}
+    no_reset: set[str] = set()
+
+
+VOLATILE = ("drains", "leaving", "loaded_at", "large", "no_reset")
+MAX_HISTORY = 20_000
+
+
+def dump(memory: Memory) -> bytes:
+    """JSON of what survives a restart."""
+    kept = {f: getattr(memory, f) for f in memory.__struct_fields__ if f not in VOLATILE}
+    # JSON knows no infinity; a wait without end is written as a year in the far future.
+    return msgspec.json.encode(kept)
+
+
+def restore(data: bytes | None, now: float) -> Memory:
+    """What `dump` wrote; a fresh memory if there is none or it can't be read. Times in the future are cut to sane ones."""
+    if not data:
+        return Memory()
+    try:
+        memory = msgspec.json.decode(data, type=Memory)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return Memory()
+    memory.deaths = [min(t, now) for t in memory.deaths]
+    memory.attempts = [a for a in memory.attempts if a.started <= now]
+    return memory
+
+
+FOREVER = 4e9
+"""A time that is never reached (year 2096), and that JSON can hold."""

@@ -1,0 +1,153 @@
+"""What the agent learns from what happened: every change of Memory that follows an action or a look at the engine."""
+
+from __future__ import annotations
+
+from sidecar.core.decide import better
+from sidecar.core.memory import FOREVER, MAX_HISTORY, Attempt, Avoid, LoadedOnce, Memory, Retry
+from sidecar.core.retry import Backoff
+from sidecar.model import Adapter, Decision
+
+# A transient fault clears in seconds; a wrong prefix or a missing permission takes a person.
+FETCH = Backoff(first=1.0, factor=2.0, cap=300.0)
+DENIED = Backoff(first=15.0, factor=2.0, cap=600.0)
+LOAD = Backoff(first=1.0, factor=3.0, cap=300.0)
+# Memory does not come free within seconds: case of an engine out of GPU memory.
+SCARCE = Backoff(first=30.0, factor=2.0, cap=900.0)
+
+FAILURES_TO_AVOID = 3
+AVOID_FIRST = 600.0
+AVOID_CAP = 7200.0
+
+
+def failed(
+    memory: Memory, adapter: Adapter, revision: str, message: str, backoff: Backoff, now: float, unit_random: float
+) -> None:
+    """One more failure in a row; from the third on this worker asks to be passed over for the adapter."""
+    input_ = f"{adapter.source_id}@{revision}" if revision else adapter.source_id
+    old = memory.retries.get(adapter.key)
+    failures = old.failures + 1 if old and _same_source(old.input, adapter.source_id) else 1
+    not_before = now + backoff.delay(failures, unit_random)
+    memory.retries[adapter.key] = Retry(input=input_, failures=failures, not_before=not_before, message=message)
+    if failures % FAILURES_TO_AVOID == 0:
+        _avoid(memory, adapter, revision, now)
+
+
+def _same_source(input_: str, source_id: str) -> bool:
+    return input_.split("@", 1)[0] == source_id
+
+
+def _avoid(memory: Memory, adapter: Adapter, revision: str, now: float) -> None:
+    old = memory.avoid.get(adapter.key)
+    step = old.step + 1 if old and old.source_id == adapter.source_id else 0
+    until = now + min(AVOID_CAP, AVOID_FIRST * 2**step)
+    memory.avoid[adapter.key] = Avoid(source_id=adapter.source_id, revision=revision, until=until, step=step)
+
+
+def rejected(memory: Memory, adapter: Adapter, revision: str, message: str) -> None:
+    """Permanent until the spec or the content changes."""
+    input_ = f"{adapter.source_id}@{revision}" if revision else adapter.source_id
+    memory.retries[adapter.key] = Retry(
+        input=input_, failures=FAILURES_TO_AVOID, not_before=FOREVER, message=message, rejected=True
+    )
+    memory.avoid[adapter.key] = Avoid(source_id=adapter.source_id, revision=revision, until=FOREVER)
+
+
+def fetched(memory: Memory, adapter: Adapter, decision: Decision, now: float) -> None:
+    """The decided content is on the disk."""
+    best = better(memory.decisions.get(decision.source_id), decision)
+    if best is not None:
+        memory.decisions[decision.source_id] = best
+    memory.refreshed[decision.source_id] = now
+    memory.gone.pop(adapter.key, None)
+    memory.large.pop(adapter.key, None)
+    retry = memory.retries.get(adapter.key)
+    # Failures to load the very same revision outlive a new fetch of it.
+    if retry is not None and retry.input != f"{adapter.source_id}@{decision.revision}":
+        memory.retries.pop(adapter.key)
+    elif retry is not None and not retry.rejected and retry.not_before <= now:
+        memory.retries.pop(adapter.key)
+
+
+def adopt(memory: Memory, decision: Decision) -> None:
+    """Keep a peer's decision, so that a restart without peers changes nothing."""
+    best = better(memory.decisions.get(decision.source_id), decision)
+    if best is not None:
+        memory.decisions[decision.source_id] = best
+
+
+def load_begins(memory: Memory, key: str, name: str, revision: str, process: str, now: float) -> None:
+    """To be kept on disk before the call: from now on the engine may hold blocks of this revision under this name."""
+    past = LoadedOnce(process=process, name=name, revision=revision)
+    if past not in memory.history:
+        memory.history = [*memory.history[-MAX_HISTORY:], past]
+    memory.attempts = [a for a in memory.attempts if a.ended is None or now - a.ended <= 600.0]
+    memory.attempts.append(Attempt(key=key, revision=revision, started=now))
+
+
+def load_ended(memory: Memory, key: str, revision: str, now: float) -> None:
+    """The engine answered (or the call was given up): whatever kills it later isn't this call in flight."""
+    memory.attempts = [
+        Attempt(key=a.key, revision=a.revision, started=a.started, ended=now)
+        if a.ended is None and a.key == key and a.revision == revision
+        else a
+        for a in memory.attempts
+    ]
+
+
+def loaded(memory: Memory, adapter: Adapter, revision: str, now: float) -> None:
+    """The engine said yes, and lists the name with our path."""
+    memory.previous[adapter.key] = revision
+    memory.drain_seconds[adapter.served_name] = adapter.drain_seconds
+    memory.loaded_at[adapter.served_name] = now
+    memory.unloaded.pop(revision, None)
+    if memory.refused.get(adapter.key) != revision and adapter.key in memory.refused:
+        return  # the older revision is back: what was refused stays so, and so does its message
+    memory.refused.pop(adapter.key, None)
+    memory.retries.pop(adapter.key, None)
+    memory.avoid.pop(adapter.key, None)
+
+
+def update_refused(memory: Memory, adapter: Adapter, revision: str, message: str) -> None:
+    """The engine refused new content while the old one can serve on: no ground for avoiding."""
+    memory.refused[adapter.key] = revision
+    memory.retries[adapter.key] = Retry(
+        input=f"{adapter.source_id}@{revision}", failures=1, not_before=FOREVER, message=message
+    )
+
+
+def unloaded(memory: Memory, name: str, revision: str, now: float) -> None:
+    """The name is gone from the engine; the files stay, since requests that are still queued may read them."""
+    memory.unloaded[revision] = now
+    memory.loaded_at.pop(name, None)
+
+
+def engine_restarted(memory: Memory, process: str | None) -> None:
+    """Another engine process: what the old one had in its cache is of no interest any more.
+
+    An unknown process id keeps the history: it may be the same process.
+    """
+    if process is not None and process != memory.process:
+        memory.history = [h for h in memory.history if h.process == process]
+        memory.no_reset = set()
+        memory.process = process
+    memory.loaded_at = {}
+    memory.drains = {}
+
+
+def forget(memory: Memory, live: dict[str, Adapter], now: float, keep_files: float) -> None:
+    """Drop what belongs to adapters or waits that are no more. `live` must be a fresh list, by key."""
+    for table in (memory.avoid, memory.retries, memory.previous, memory.refused, memory.gone, memory.large):
+        for key in [k for k in table if k not in live]:
+            del table[key]
+    for key, adapter in live.items():
+        retry = memory.retries.get(key)
+        if retry is not None and not _same_source(retry.input, adapter.source_id):
+            del memory.retries[key]
+        avoid = memory.avoid.get(key)
+        if avoid is not None and avoid.source_id != adapter.source_id:
+            del memory.avoid[key]
+    sources = {a.source_id for a in live.values()}
+    memory.decisions = {s: d for s, d in memory.decisions.items() if s in sources}
+    memory.refreshed = {s: t for s, t in memory.refreshed.items() if s in sources}
+    memory.unloaded = {r: t for r, t in memory.unloaded.items() if now - t < keep_files}
+    memory.suspicions = [s for s in memory.suspicions if s.kind == "rejection" or now - s.at < 1800.0]

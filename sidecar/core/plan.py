@@ -1,0 +1,237 @@
+"""The planner: from what this worker sees to what it does next, and what it says of itself.
+
+`plan` is a function of its argument alone. Killed after any prefix of its actions and started again without volatile
+memory, an agent reaches the same end state. The laws it keeps, each a property test:
+
+- Unknown is never empty: with the adapters, the members or the engine unknown it fetches and loads, and takes nothing away.
+- Make before break: a copy goes when the targets report theirs, never the last one known.
+- Route away, wait, unload, keep the files.
+- An update never costs the old revision, and changes one worker at a time in rank order.
+"""
+
+from __future__ import annotations
+
+from sidecar.core import handover, update
+from sidecar.core.drafts import Draft
+from sidecar.core.poison import rejected, suspected
+from sidecar.core.world import Fetch, Load, Plan, Unload, World
+from sidecar.model import Adapter, Decision, Listing, State
+
+QUARANTINED = "quarantined: engines of two or more workers died with this revision; nobody newly loads it"
+
+
+def plan(world: World) -> Plan:
+    """What this worker should do now. Pure; raises nothing."""
+    draft = Draft(world)
+    for adapter in world.catalog.active:
+        if adapter.key in world.mine:
+            _target(draft, adapter)
+        else:
+            _not_target(draft, adapter)
+    for key, message in world.catalog.rejected.items():
+        draft.say(key, State.REJECTED, "", message=message)
+    _orphans(draft)
+    return draft.finish()
+
+
+def wanted_revision(world: World, adapter: Adapter) -> str | None:
+    """The revision this worker should serve: the pool's, or the one before it if this engine refused the pool's."""
+    decision = world.decisions.get(adapter.key)
+    if decision is None:
+        return None
+    previous = world.memory.previous.get(adapter.key)
+    refused = world.memory.refused.get(adapter.key) == decision.revision
+    if refused and previous and previous in world.disk:
+        return previous
+    return decision.revision
+
+
+def _target(draft: Draft, adapter: Adapter) -> None:
+    world, name = draft.world, adapter.served_name
+    have = world.owned.get(name) if world.engine else None
+    if world.engine and name in world.foreign:
+        draft.say(adapter.key, State.FAILED, name, message=_foreign_message(name))
+        return
+    want = wanted_revision(world, adapter)
+    if have is not None and have == want and draft.condemned(name, have):
+        _drop_condemned(draft, adapter, have)
+        return
+    if have is not None and have == want:
+        draft.loaded(adapter, have)
+        _refresh(draft, adapter)
+        return
+    if want is None or want not in world.disk:
+        _fetch(draft, adapter, have)
+        return
+    blocked = _blocked(draft, want)
+    if blocked is not None:
+        draft.rejected(adapter, want, blocked, have)
+    elif world.engine is None:
+        draft.say(adapter.key, State.PENDING, name, revision=want, message=world.engine_message)
+    elif have is not None:
+        update.change_over(draft, adapter, have, want)
+    else:
+        _load(draft, adapter, want)
+    _refresh(draft, adapter)
+
+
+def _foreign_message(name: str) -> str:
+    return (
+        f"the engine already serves {name!r} from outside this agent's directory (--lora-modules or a resolver); "
+        "it is left alone. Give the adapter another servedName, or take that one away."
+    )
+
+
+def _drop_condemned(draft: Draft, adapter: Adapter, have: str) -> None:
+    """Young copies of a quarantined revision go: an engine that dies of it takes every other adapter with it."""
+    draft.rejected(adapter, have, QUARANTINED, None)
+    if draft.drained(adapter.served_name, adapter.drain_seconds) and adapter.served_name not in draft.world.busy_names:
+        draft.act(Unload(name=adapter.served_name, revision=have, key=adapter.key))
+
+
+def _blocked(draft: Draft, want: str) -> str | None:
+    if want in rejected(draft.world.memory):
+        return "the engine died twice with this revision; it is not loaded again until its content changes"
+    if want in draft.world.quarantined:
+        return QUARANTINED
+    return None
+
+
+def _load(draft: Draft, adapter: Adapter, want: str) -> None:
+    world, name, key = draft.world, adapter.served_name, adapter.key
+    if name in world.busy_names:
+        draft.say(key, State.LOADING, name, revision=want)
+        return
+    retry = draft.retry(adapter, want)
+    if retry is not None and world.now < retry.not_before:
+        state = State.REJECTED if retry.rejected else State.FAILED
+        draft.wake(retry.not_before)
+        draft.say(key, state, name, revision=want, message=retry.message, avoid=draft.avoids(adapter))
+        return
+    verdict = draft.cache.verdict(adapter, want)
+    if verdict == "hold":
+        draft.held(adapter, "")
+        return
+    if not world.settled:
+        draft.say(key, State.PENDING, name, revision=want, message="waiting for the peers' first records")
+        return
+    draft.say(key, State.LOADING, name, revision=want, avoid=draft.avoids(adapter))
+    suspect = want in suspected(world.memory, world.now)
+    draft.load(Load(key=key, name=name, revision=want, reset=verdict == "reset"), last=suspect)
+
+
+def _fetch(draft: Draft, adapter: Adapter, have: str | None) -> None:
+    """The content isn't here yet. What is loaded (`have`) goes on serving meanwhile."""
+    world, key = draft.world, adapter.key
+    decision = world.decisions.get(key)
+    progress = world.busy_fetches.get(key)
+    retry = draft.retry(adapter, decision.revision if decision else "")
+    message, state = "", State.DOWNLOADING
+    if progress is None:
+        state, message = _start_fetch(draft, adapter, decision)
+    if have is not None:
+        draft.loaded(adapter, have, message=message or "new content is being fetched")
+        return
+    if retry is not None and progress is None and not message:
+        message = retry.message
+    draft.say(
+        key,
+        state,
+        adapter.served_name,
+        revision=decision.revision if decision else "",
+        message=message,
+        avoid=draft.avoids(adapter),
+    )
+
+
+def _start_fetch(draft: Draft, adapter: Adapter, decision: Decision | None) -> tuple[State, str]:
+    world, key = draft.world, adapter.key
+    retry = draft.retry(adapter, decision.revision if decision else "")
+    if retry is not None and world.now < retry.not_before:
+        draft.wake(retry.not_before)
+        refresh = _refresh_due(draft, adapter, decision)
+        if refresh is None:
+            return (State.REJECTED if retry.rejected else State.FAILED), retry.message
+        draft.act(refresh)
+        return State.DOWNLOADING, ""
+    if decision is not None:
+        refresh = _refresh_due(draft, adapter, decision)
+        draft.act(refresh or _fetch_decided(key, decision))
+        return State.DOWNLOADING, ""
+    first = draft.first_in_rank(key)
+    if first and first != world.me and key in world.memory.large:
+        return State.PENDING, f"waiting for {first} to settle which content the pool takes"
+    draft.act(Fetch(key=key, refresh=0, limit=None if first in (None, world.me) else world.rules.small_content))
+    return State.DOWNLOADING, ""
+
+
+def _fetch_decided(key: str, decision: Decision) -> Fetch:
+    listing = Listing(files=decision.listing, archive=decision.archive) if decision.listing else None
+    return Fetch(key=key, refresh=decision.refresh, listing=listing, expected=decision.revision)
+
+
+def _refresh_due(draft: Draft, adapter: Adapter, decision: Decision | None) -> Fetch | None:
+    """A new look at the origin, by the first in rank alone: on time, or when nobody can have the decided bytes."""
+    world, key = draft.world, adapter.key
+    if decision is None or key in world.busy_fetches or draft.first_in_rank(key) != world.me:
+        return None
+    if adapter.source.digest is not None:
+        return None
+    if draft.bytes_are_gone(key, decision):
+        return Fetch(key=key, refresh=decision.refresh + 1)
+    every = adapter.source.refresh_seconds
+    if every <= 0:
+        return None
+    due = world.memory.refreshed.get(decision.source_id, 0.0) + every
+    if world.now < due:
+        draft.wake(due)
+        return None
+    return Fetch(key=key, refresh=decision.refresh + 1, compare=decision)
+
+
+def _refresh(draft: Draft, adapter: Adapter) -> None:
+    action = _refresh_due(draft, adapter, draft.world.decisions.get(adapter.key))
+    retry = draft.retry(adapter, "")
+    if retry is not None and draft.world.now < retry.not_before:
+        return
+    if action is not None:
+        draft.act(action)
+
+
+def _not_target(draft: Draft, adapter: Adapter) -> None:
+    world, name, key = draft.world, adapter.served_name, adapter.key
+    have = world.owned.get(name) if world.engine else None
+    assignment = world.assignments.get(key)
+    if have is None:
+        if assignment and world.me in assignment.waiting and world.me not in assignment.targets:
+            draft.say(key, State.WAITING, name, message="no room here: other adapters come first within this capacity")
+        elif draft.avoids(adapter):
+            draft.avoided(adapter)
+        return
+    since = draft.leaving_since(key)
+    if not handover.may_drop(world, adapter, since):
+        draft.loaded(adapter, have)
+        draft.wake(since + world.rules.handover_patience)
+        return
+    deletion = handover.is_deletion(world, adapter)
+    wait = adapter.drain_seconds if deletion else max(adapter.drain_seconds, world.rules.look_again_seconds)
+    if not draft.drained(name, wait):
+        draft.draining(adapter, have)
+        return
+    draft.draining(adapter, have)
+    if name not in world.busy_names and not world.terminating:
+        asked = () if deletion else handover.witnesses(world, adapter)
+        draft.act(Unload(name=name, revision=have, key=key, handover=not deletion, witnesses=asked))
+
+
+def _orphans(draft: Draft) -> None:
+    """Names of ours that belong to no adapter any more: deleted, renamed, or deleted while nobody was looking."""
+    world = draft.world
+    if world.engine is None or not world.adapters_fresh:
+        return
+    claimed = {a.served_name for a in world.catalog.active}
+    for name, revision in world.owned.items():
+        if name in claimed or name in world.busy_names:
+            continue
+        if draft.drained(name, world.memory.drain_seconds.get(name, 5)):
+            draft.act(Unload(name=name, revision=revision))

@@ -1,0 +1,99 @@
+"""Looks at the engine once a second, and knows whether it is up, restarted, or died."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from sidecar.model import EngineView
+from sidecar.ports import Clock, EdgeError, Engine, EngineRefused
+
+log = structlog.get_logger()
+
+# An engine that is starting may take hours: asked less and less often, but soon enough after it answers.
+DOWN_INTERVAL_CAP = 1.0
+
+
+class EngineWatch:
+    """The last good look, and what came of it.
+
+    `on_process(view, lost_at)` is called when another engine process answers than before; `lost_at` is when the old one
+    was first missed.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock, *, interval: float, up_window: float) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._interval = interval
+        self._up_window = up_window
+        self._lost_at: float | None = None
+        self._was_up = False
+        self._look_lock = asyncio.Lock()
+        self.view: EngineView | None = None
+        self.message = "the engine has not answered yet"
+        self.beat = clock()
+        self.on_process: Callable[[EngineView, float], None] | None = None
+
+    def current(self) -> EngineView | None:
+        """The engine's state if it is known now: it has answered within the window."""
+        view = self.view
+        return view if view is not None and self._clock() - view.at <= self._up_window else None
+
+    @property
+    def seen(self) -> bool:
+        """The engine has answered at least once."""
+        return self.view is not None
+
+    async def look(self) -> EngineView | None:
+        """One look now; None if the engine gave no good answer."""
+        async with self._look_lock:
+            try:
+                view = await self._engine.look()
+            except EdgeError as error:
+                self._missed(str(error), refused=isinstance(error, EngineRefused))
+                return None
+            self._answered(view)
+            return view
+
+    def _missed(self, message: str, *, refused: bool) -> None:
+        if message != self.message:
+            log.warning("engine_unavailable", error=message)
+        self.message = message
+        if self._lost_at is None and not refused:
+            self._lost_at = self._clock()
+
+    def _answered(self, view: EngineView) -> None:
+        before, lost_at = self.view, self._lost_at
+        self._lost_at = None
+        self.view = view
+        if self.message or before is None:
+            log.info("engine_up", version=view.version, base_models=[m.id for m in view.base_models])
+        self.message = ""
+        restarted = before is not None and _another(before, view, missed=lost_at is not None)
+        if (before is None or restarted) and self.on_process is not None:
+            self.on_process(view, (lost_at or view.at) if restarted else 0.0)
+
+    async def run(self, changed: Callable[[], None]) -> None:
+        """Look for ever; call `changed` when the engine's content, or whether it is up, changed."""
+        while True:
+            before = self.view
+            view = await self.look()
+            self.beat = self._clock()
+            up = self.current() is not None
+            if up != self._was_up or (view is not None and (before is None or _differs(before, view))):
+                changed()
+            self._was_up = up
+            await asyncio.sleep(self._interval if up else min(self._interval, DOWN_INTERVAL_CAP))
+
+
+def _differs(before: EngineView, now: EngineView) -> bool:
+    return (before.process, before.adapters, before.base_models) != (now.process, now.adapters, now.base_models)
+
+
+def _another(before: EngineView, now: EngineView, *, missed: bool) -> bool:
+    """Whether another process answers now: by its start time, or where there is none, by names gone after a silence."""
+    if before.process is not None and now.process is not None:
+        return before.process != now.process
+    return missed and bool(before.adapters) and not now.adapters

@@ -1,0 +1,308 @@
+"""Carries out the planner's actions, each as a task of its own, and notes what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from sidecar.core import outcome
+from sidecar.core.decide import same_content
+from sidecar.core.memory import Memory
+from sidecar.core.retry import Backoff
+from sidecar.core.world import Action, Fetch, Load, Swap, Unload
+from sidecar.loops.engine_watch import EngineWatch
+from sidecar.model import Adapter, Decision, Listing
+from sidecar.ports import (
+    REASON_OUT_OF_MEMORY,
+    AdapterRejected,
+    Clock,
+    DiskFull,
+    EdgeError,
+    Engine,
+    EngineRefused,
+    EngineTimeout,
+    EngineUnavailable,
+    Fetcher,
+    Meter,
+    OriginChanged,
+    OriginDenied,
+    Result,
+    Store,
+)
+
+log = structlog.get_logger()
+
+_RESULTS: tuple[tuple[type[EdgeError], Result], ...] = (
+    (EngineRefused, "refused"),
+    (EngineTimeout, "timeout"),
+    (EngineUnavailable, "unavailable"),
+    (OriginDenied, "denied"),
+    (OriginChanged, "changed"),
+    (DiskFull, "disk_full"),
+)
+
+
+def _result(error: EdgeError | None) -> Result:
+    return next((word for kind, word in _RESULTS if isinstance(error, kind)), "failed")
+
+
+class Executor:
+    """Runs actions; at most one a served name, and one fetch an adapter, at a time.
+
+    `confirm(action)` looks at the world once more before a copy goes: True when it still may.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        watch: EngineWatch,
+        fetcher: Fetcher,
+        store: Store,
+        memory: Memory,
+        clock: Clock,
+        meter: Meter,
+        save: Callable[[], Coroutine[Any, Any, None]],
+        changed: Callable[[], None],
+        confirm: Callable[[Unload | Swap], Coroutine[Any, Any, bool]],
+        rng: random.Random,
+        fetch_concurrency: int,
+    ) -> None:
+        self._engine = engine
+        self._watch = watch
+        self._fetcher = fetcher
+        self._store = store
+        self._memory = memory
+        self._clock = clock
+        self._meter = meter
+        self._save = save
+        self._changed = changed
+        self._confirm = confirm
+        self._rng = rng
+        self._slots = asyncio.Semaphore(fetch_concurrency)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.busy_names: set[str] = set()
+        self.fetching: dict[str, tuple[int, int]] = {}
+
+    def start(self, action: Action, adapter: Adapter | None) -> None:
+        """Begin `action` unless its name or content is being worked on already."""
+        if isinstance(action, Fetch):
+            if adapter is None or action.key in self.fetching:
+                return
+            self.fetching[action.key] = (0, 0)
+            self._spawn(self._fetch(action, adapter))
+            return
+        if action.name in self.busy_names:
+            return
+        self.busy_names.add(action.name)
+        self._spawn(self._change(action, adapter))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("action_crashed", error=repr(error), exc_info=error)
+        self._changed()
+
+    async def stop(self) -> None:
+        """End what is running. A load that was begun may still take effect; the next start looks first."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _change(self, action: Load | Unload | Swap, adapter: Adapter | None) -> None:
+        try:
+            if isinstance(action, Unload):
+                await self._unload(action)
+            elif adapter is not None and isinstance(action, Load):
+                await self._load_fresh(action, adapter)
+            elif adapter is not None and isinstance(action, Swap):
+                await self._swap(action, adapter)
+            await self._save()
+        finally:
+            self.busy_names.discard(action.name)
+
+    # Loading
+
+    async def _load_fresh(self, action: Load, adapter: Adapter) -> None:
+        if action.reset and not await self._reset_cache():
+            return
+        await self._load(adapter, action.name, action.revision)
+
+    async def _reset_cache(self) -> bool:
+        """Drop the prefix cache; False (and remembered for this engine process) if the engine doesn't let us."""
+        try:
+            done = await self._engine.reset_prefix_cache()
+        except EdgeError as error:
+            log.warning("prefix_cache_reset_failed", error=str(error))
+            return False
+        if not done:
+            process = self._watch.view.process if self._watch.view else None
+            self._memory.no_reset.add(process or "")
+        return done
+
+    async def _load(self, adapter: Adapter, name: str, revision: str, *, update: bool = False) -> bool:
+        """One load, verified by a look. True when the engine lists the name with our path."""
+        path = self._store.revisions().get(revision)
+        if path is None:
+            return False
+        view = self._watch.view
+        outcome.load_begins(
+            self._memory, adapter.key, name, revision, (view.process or "") if view else "", self._clock()
+        )
+        await self._save()
+        began = self._clock()
+        error: EdgeError | None = None
+        try:
+            await self._engine.load(name, path)
+        except (EngineRefused, EngineTimeout, EngineUnavailable) as raised:
+            error = raised
+        if not isinstance(error, EngineUnavailable):
+            outcome.load_ended(self._memory, adapter.key, revision, self._clock())
+        seen = await self._watch.look()
+        if seen is not None and seen.adapters.get(name) == path:
+            outcome.load_ended(self._memory, adapter.key, revision, self._clock())
+            outcome.loaded(self._memory, adapter, revision, self._clock())
+            self._store.touch(revision)
+            self._meter.loaded("ok", self._clock() - began)
+            log.info("adapter_loaded", adapter=adapter.key, served_name=name, revision=revision)
+            return True
+        self._meter.loaded(_result(error), self._clock() - began)
+        self._load_failed(adapter, name, revision, error, update=update)
+        return False
+
+    def _load_failed(
+        self, adapter: Adapter, name: str, revision: str, error: EdgeError | None, *, update: bool
+    ) -> None:
+        message = (
+            str(error) if error else f"the engine said yes, but does not list {name!r} with the path of {revision}"
+        )
+        log.warning("adapter_load_failed", adapter=adapter.key, served_name=name, revision=revision, error=message)
+        scarce = isinstance(error, EngineRefused) and error.reason == REASON_OUT_OF_MEMORY
+        if update and isinstance(error, EngineRefused) and not scarce:
+            outcome.update_refused(self._memory, adapter, revision, f"the engine refused {revision}: {message}")
+            return
+        self._failed(adapter, revision, message, outcome.SCARCE if scarce else outcome.LOAD)
+
+    def _failed(self, adapter: Adapter, revision: str, message: str, backoff: Backoff) -> None:
+        outcome.failed(self._memory, adapter, revision, message, backoff, self._clock(), self._rng.random())
+
+    # Letting go
+
+    async def _unload(self, action: Unload) -> None:
+        if action.handover and not await self._confirm(action):
+            self._memory.drains.pop(action.name, None)
+            log.info("unload_put_off", adapter=action.key, served_name=action.name)
+            return
+        if await self._remove(action.name, action.revision):
+            log.info("adapter_unloaded", adapter=action.key, served_name=action.name, revision=action.revision)
+
+    async def _remove(self, name: str, revision: str) -> bool:
+        try:
+            await self._engine.unload(name)
+        except (EngineRefused, EngineTimeout, EngineUnavailable) as error:
+            self._meter.unloaded(_result(error))
+            log.warning("adapter_unload_failed", served_name=name, error=str(error))
+            await asyncio.sleep(1.0)  # looked at again before it is tried again
+        seen = await self._watch.look()
+        gone = seen is not None and name not in seen.adapters
+        if gone:
+            outcome.unloaded(self._memory, name, revision, self._clock())
+            self._meter.unloaded("ok")
+        return gone
+
+    async def _swap(self, action: Swap, adapter: Adapter) -> None:
+        """Unload, load; the old one again at once if the engine refuses the new one."""
+        if action.witnesses and not await self._confirm(action):
+            self._memory.drains.pop(action.name, None)
+            return
+        if action.reset and not await self._reset_cache():
+            return
+        if not await self._remove(action.name, action.old):
+            return
+        if action.reset:
+            await self._reset_cache()
+        if await self._load(adapter, action.name, action.new, update=True):
+            log.info("adapter_updated", adapter=adapter.key, old=action.old, new=action.new)
+            return
+        if action.name not in (self._watch.view.adapters if self._watch.view else {}):
+            await self._load(adapter, action.name, action.old)
+
+    # Fetching
+
+    async def _fetch(self, action: Fetch, adapter: Adapter) -> None:
+        try:
+            async with self._slots:
+                await self._fetch_once(action, adapter)
+            await self._save()
+        finally:
+            self.fetching.pop(action.key, None)
+
+    async def _fetch_once(self, action: Fetch, adapter: Adapter) -> None:
+        began = self._clock()
+        revision = action.expected or ""
+        try:
+            listing = action.listing or await self._fetcher.listing(adapter)
+            if self._settled_already(action, adapter, listing):
+                return
+            fetched = await self._fetcher.fetch(adapter, listing, action.expected, self._progress(action.key))
+        except AdapterRejected as error:
+            self._meter.fetched("rejected", self._clock() - began)
+            log.warning("adapter_rejected", adapter=adapter.key, error=str(error))
+            outcome.rejected(self._memory, adapter, revision, str(error))
+        except EdgeError as error:
+            self._meter.fetched(_result(error), self._clock() - began)
+            self._fetch_failed(action, adapter, error)
+        else:
+            self._meter.fetched("ok", self._clock() - began)
+            for warning in fetched.warnings:
+                log.warning("adapter_suspicious", adapter=adapter.key, warning=warning)
+            log.info("adapter_fetched", adapter=adapter.key, revision=fetched.revision, bytes=listing.size)
+            decision = self._decision(action, adapter, listing, fetched.revision)
+            outcome.fetched(self._memory, adapter, decision, self._clock())
+
+    def _settled_already(self, action: Fetch, adapter: Adapter, listing: Listing) -> bool:
+        """No download needed: the refresh found nothing new, or the content is big and another decides about it."""
+        if action.compare is not None and same_content(listing, action.compare):
+            self._memory.refreshed[adapter.source_id] = self._clock()
+            return True
+        if action.limit is not None and listing.size > action.limit:
+            self._memory.large[adapter.key] = listing.size
+            return True
+        return False
+
+    def _decision(self, action: Fetch, adapter: Adapter, listing: Listing, revision: str) -> Decision:
+        old = action.compare
+        refresh = old.refresh if old is not None and old.revision == revision else action.refresh
+        return Decision(
+            source_id=adapter.source_id,
+            refresh=refresh,
+            revision=revision,
+            listing=listing.files,
+            archive=listing.archive,
+        )
+
+    def _progress(self, key: str) -> Callable[[int, int], None]:
+        def note(done: int, total: int) -> None:
+            if key in self.fetching:
+                self.fetching[key] = (done, total)
+
+        return note
+
+    def _fetch_failed(self, action: Fetch, adapter: Adapter, error: EdgeError) -> None:
+        log.warning("adapter_fetch_failed", adapter=adapter.key, uri=adapter.source.uri, error=str(error))
+        if action.compare is not None:
+            self._memory.refreshed[adapter.source_id] = self._clock()
+            return
+        if isinstance(error, OriginChanged):
+            self._memory.gone[adapter.key] = action.refresh
+        backoff = outcome.DENIED if isinstance(error, OriginDenied) else outcome.FETCH
+        self._failed(adapter, action.expected or "", str(error), backoff)

@@ -1,0 +1,362 @@
+"""The agent's main loop: look at everything, place, plan, act, tell."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Mapping
+
+import msgspec
+import structlog
+
+from sidecar.core import outcome, poison, sight
+from sidecar.core.catalog import Catalog, select
+from sidecar.core.decide import decided
+from sidecar.core.dialect_vllm import stale_prefix_cache
+from sidecar.core.handover import has_wanted, loaded_elsewhere
+from sidecar.core.isolation import isolated, place_isolated
+from sidecar.core.memory import Memory, dump
+from sidecar.core.placement import Assignment, place
+from sidecar.core.plan import plan
+from sidecar.core.pool import Worker
+from sidecar.core.report import entries
+from sidecar.core.world import Peer, Plan, Rules, Status, Swap, Unload, World
+from sidecar.loops.engine_watch import EngineWatch
+from sidecar.loops.execute import Executor
+from sidecar.model import Adapter, Decision, EngineView, Head, Record, State
+from sidecar.ports import Backend, BackendView, Clock, DiskFull, Engine, Fetcher, Meter, Peers, PeerUnreachable, Store
+
+log = structlog.get_logger()
+
+# Placements up to so many pairs are computed in the event loop, beyond that in a thread (20,000 take about 20 ms).
+PAIRS_IN_LOOP = 5_000
+# Thought through at least this often, whatever happens or doesn't.
+LONGEST_NAP = 10.0
+SHORTEST_NAP = 0.05
+TIDY_EVERY = 15.0
+
+
+class Reconciler:
+    """One worker's agent, from its ports. `run` for ever; `snapshot` attributes are what the server shows."""
+
+    def __init__(
+        self,
+        *,
+        head: Head,
+        backend: Backend,
+        peers: Peers,
+        engine: Engine,
+        watch: EngineWatch,
+        fetcher: Fetcher,
+        store: Store,
+        memory: Memory,
+        clock: Clock,
+        meter: Meter,
+        rules: Rules,
+        base_model: str = "",
+        capacity: Callable[[], int] = lambda: 1,
+        settle_seconds: float = 5.0,
+        keep_files_seconds: float = 600.0,
+        fetch_concurrency: int = 4,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._backend, self._peers, self._watch, self._store = backend, peers, watch, store
+        self._clock, self._meter, self._rules = clock, meter, rules
+        self._base_model, self._capacity = base_model, capacity
+        self._keep_files = keep_files_seconds
+        self._settle_until = clock() + settle_seconds
+        self._changed = asyncio.Event()
+        self._index: dict[str, tuple[Record, Peer]] = {}
+        self._placed: tuple[object, dict[str, Assignment]] | None = None
+        self._base_models: tuple[str, ...] = (base_model,) if base_model else ()
+        self._saved = b""
+        self._tidied = 0.0
+        self._saving = asyncio.Lock()
+        self.memory = memory
+        self.head = head
+        self.record = Record(head=head)
+        self.plan: Plan | None = None
+        self.world: World | None = None
+        self.roster: sight.Roster | None = None
+        self.adapters: dict[str, Adapter] = {}
+        self.withdrawn: dict[str, float] = {}
+        self.wanted_first: frozenset[str] | None = None
+        self.placed_with_me = False
+        self.beat = clock()
+        self.executor = Executor(
+            engine=engine,
+            watch=watch,
+            fetcher=fetcher,
+            store=store,
+            memory=memory,
+            clock=clock,
+            meter=meter,
+            save=self.save,
+            changed=self.wake,
+            confirm=self.confirm,
+            rng=rng or random.Random(),
+            fetch_concurrency=fetch_concurrency,
+        )
+        watch.on_process = self._engine_process
+
+    def wake(self) -> None:
+        """Think again soon: something changed."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Reconcile for ever."""
+        try:
+            while True:
+                self._changed.clear()
+                began = self._clock()
+                wake_at = await self.step()
+                self.beat = self._clock()
+                self._meter.reconciled(self.beat - began)
+                nap = min(max(wake_at - self.beat, SHORTEST_NAP), LONGEST_NAP)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), nap)
+        finally:
+            await self.executor.stop()
+
+    async def step(self) -> float:
+        """One pass; returns when to think again at the latest."""
+        world = await self.look()
+        plan_ = plan(world)
+        self.memory.drains = dict(plan_.drains)
+        self.memory.leaving = dict(plan_.leaving)
+        self.world, self.plan = world, plan_
+        self._tell(world, plan_)
+        self._ready_progress(world)
+        for action in plan_.actions:
+            self.executor.start(action, self.adapters.get(action.key))
+        await self._tidy(world)
+        await self.save()
+        return plan_.wake_at
+
+    # Seeing
+
+    async def look(self) -> World:
+        """Everything that this worker knows now, as one value."""
+        now = self._clock()
+        view = self._backend.view()
+        engine = self._watch.current()
+        self._learn_base_models(engine)
+        owned, foreign = sight.split_names(engine, self._store.revisions_dir)
+        self.adapters = {a.key: a for a in view.adapters or ()}
+        catalog = select(view.adapters or (), frozenset(self._base_models))
+        self._set_head(view, engine, len(foreign))
+        roster = sight.Roster(self._me(now), view.members or (), self._peer_index(), len(self._peers.unheard()))
+        self.roster = roster
+        assignments = await self._place(catalog, roster.workers)
+        cut_off = isolated(roster.reached, roster.listed)
+        held = frozenset(a.key for a in catalog.active if a.served_name in owned)
+        mine = frozenset(k for k, a in assignments.items() if self.head.name in a.targets)
+        if cut_off:
+            mine = self._isolated_mine(catalog, roster, held)
+        decisions = self._decisions(catalog, roster.peers)
+        pool = {n: p for n, (r, _) in self._index.items() if (p := r.suspicions)}
+        pool[self.head.name] = tuple(self.memory.suspicions)
+        return World(
+            now=now,
+            me=self.head.name,
+            catalog=catalog,
+            adapters_fresh=view.adapters is not None and view.adapters_fresh,
+            members_fresh=view.members is not None and view.members_fresh,
+            isolated=cut_off,
+            settled=roster.complete or now >= self._settle_until,
+            terminating=view.steering.terminating,
+            assignments=assignments,
+            mine=mine,
+            peers=roster.peers,
+            unmatched=sight.unmatched(catalog.active, assignments, roster),
+            engine=engine,
+            engine_message=self._watch.message or "the engine does not answer",
+            stale_cache=engine is not None and stale_prefix_cache(engine.version),
+            owned=owned,
+            foreign=foreign,
+            disk=frozenset(self._store.revisions()),
+            decisions=decisions,
+            quarantined=poison.update_quarantine(self.memory, pool, now),
+            withdrawn=self.withdrawn,
+            busy_names=frozenset(self.executor.busy_names),
+            busy_fetches=dict(self.executor.fetching),
+            memory=self.memory,
+            rules=self._rules,
+        )
+
+    def _learn_base_models(self, engine: EngineView | None) -> None:
+        if engine is not None:
+            self._base_models = sight.base_model_names(engine, self._base_model)
+            self.memory.base_models = self._base_models
+        elif not self._base_models:
+            self._base_models = self.memory.base_models
+
+    def _set_head(self, view: BackendView, engine: EngineView | None, foreign: int) -> None:
+        steering, seen = view.steering, self._watch.view
+        now = self._clock()
+        self.head = sight.own_head(
+            self.head,
+            base_models=self._base_models,
+            capacity=steering.capacity if steering.capacity is not None else self._capacity(),
+            foreign=foreign,
+            engine=(seen.process or "") if seen else "",
+            engine_version=seen.version if seen else "",
+            engine_up=engine is not None,
+            engine_seen=self._watch.seen,
+            cordoned=steering.cordoned,
+            terminating=steering.terminating,
+            resting=poison.resting(self.memory, now),
+        )
+
+    def _me(self, now: float) -> Peer:
+        return Peer(head=self.head, entries={e.adapter: e for e in self.record.entries}, heard=now, alive=True)
+
+    def _peer_index(self) -> dict[str, Peer]:
+        """Peers with their entries by adapter; rebuilt only for records that changed."""
+        fresh: dict[str, tuple[Record, Peer]] = {}
+        for name, seen in self._peers.view().items():
+            if name == self.head.name:
+                continue
+            old = self._index.get(name)
+            peer = old[1] if old is not None and old[0] is seen.record else sight.as_peer(seen.record, 0.0, False)
+            peer = msgspec.structs.replace(peer, heard=seen.heard, alive=seen.alive)
+            fresh[name] = (seen.record, peer)
+        self._index = fresh
+        return {name: peer for name, (_, peer) in fresh.items()}
+
+    async def _place(self, catalog: Catalog, workers: list[Worker]) -> dict[str, Assignment]:
+        inputs = (catalog.active, tuple(workers))
+        if self._placed is None or self._placed[0] != inputs:
+            if len(catalog.active) * len(workers) > PAIRS_IN_LOOP:
+                result = await asyncio.to_thread(place, catalog.active, workers)
+            else:
+                result = place(catalog.active, workers)
+            self._placed = (inputs, result)
+        return self._placed[1]
+
+    def _isolated_mine(self, catalog: Catalog, roster: sight.Roster, held: frozenset[str]) -> frozenset[str]:
+        everyone = [msgspec.structs.replace(w, up=True) for w in roster.workers]
+        return place_isolated(catalog.active, everyone, roster.workers, self.head.name, held)
+
+    def _decisions(self, catalog: Catalog, peers: Mapping[str, Peer]) -> dict[str, Decision]:
+        found: dict[str, Decision] = {}
+        for adapter in catalog.active:
+            own = self.memory.decisions.get(adapter.source_id)
+            decision = decided(adapter, sight.known_decisions(adapter.key, own, peers.values()))
+            if decision is not None:
+                found[adapter.key] = decision
+                if decision != own and (decision.listing or own is None):
+                    outcome.adopt(self.memory, decision)
+        return found
+
+    # Telling
+
+    def _tell(self, world: World, plan_: Plan) -> None:
+        before = {e.adapter: e for e in self.record.entries}
+        told = entries(self.adapters, plan_.statuses, before, world.decisions, self.memory, world.now)
+        suspicions = tuple(self.memory.suspicions)
+        if (self.record.head, self.record.entries, self.record.suspicions) != (self.head, told, suspicions):
+            self.record = Record(head=self.head, version=self.record.version + 1, entries=told, suspicions=suspicions)
+            self._peers.announce(self.record)
+        self._note_withdrawals(plan_.statuses, world)
+        self._meter.adapters({s: n for s in State if (n := sum(1 for x in plan_.statuses.values() if x.state == s))})
+        self._meter.engine(world.engine is not None)
+        self._meter.peers(sum(1 for p in world.peers.values() if p.alive), len(world.peers))
+        self._meter.maybe_resident(len(self.memory.unloaded))
+
+    def _note_withdrawals(self, statuses: Mapping[str, Status], world: World) -> None:
+        """Names that the world no longer gets from us, and since when. The record is read from this moment on."""
+        routed = {s.served_name for s in statuses.values() if s.routed}
+        gone = [n for n in world.owned if n not in routed]
+        fresh = {n: self.withdrawn.get(n, world.now) for n in gone}
+        if fresh.keys() - self.withdrawn.keys():
+            self.wake()
+        self.withdrawn = fresh
+
+    # Asking once more
+
+    async def confirm(self, action: Unload | Swap) -> bool:
+        """Directly before a copy goes: do the witnesses still say what they said?"""
+        world = self.world
+        if world is None or self._watch.current() is None:
+            return False
+        fresh = await asyncio.gather(*(self._ask(name) for name in action.witnesses))
+        peers = dict(world.peers)
+        peers.update({p.head.name: p for p in fresh if p is not None})
+        gone = {n for n, p in zip(action.witnesses, fresh, strict=True) if p is None}
+        peers = {n: p for n, p in peers.items() if n not in gone}
+        view = self._backend.view()
+        asked = msgspec.structs.replace(
+            world,
+            now=self._clock(),
+            peers=peers,
+            adapters_fresh=view.adapters is not None and view.adapters_fresh,
+            members_fresh=view.members is not None and view.members_fresh,
+        )
+        return self._still_may(asked, action)
+
+    def _still_may(self, world: World, action: Unload | Swap) -> bool:
+        adapter = next((a for a in world.catalog.active if a.key == action.key), None)
+        since = world.now - self._rules.witness_age
+        if isinstance(action, Swap):
+            return any(loaded_elsewhere(world, action.key, n, since) for n in action.witnesses)
+        if adapter is None or not world.adapters_fresh or not world.members_fresh:
+            return False
+        decision = world.decisions.get(action.key)
+        wanted = decision.revision if decision else None
+        if not action.witnesses:
+            return True
+        return any(
+            has_wanted(world, action.key, n, wanted, since) or loaded_elsewhere(world, action.key, n, since)
+            for n in action.witnesses
+        )
+
+    async def _ask(self, name: str) -> Peer | None:
+        try:
+            return sight.as_peer(await self._peers.ask(name), self._clock(), True)
+        except PeerUnreachable:
+            return None
+
+    # Keeping
+
+    def _engine_process(self, view: EngineView, lost_at: float) -> None:
+        """Another engine process answers (`lost_at` 0: the first that this agent sees)."""
+        if not lost_at:
+            if self.memory.process != view.process:
+                outcome.engine_restarted(self.memory, view.process)
+            return
+        self._meter.engine_restarted()
+        suspect = None if self._backend.view().steering.terminating else poison.engine_died(self.memory, lost_at)
+        log.warning("engine_restarted", version=view.version, suspected_revision=suspect)
+        outcome.engine_restarted(self.memory, view.process)
+
+    def _ready_progress(self, world: World) -> None:
+        """Which adapters were wanted when this worker first had a place and its engine answered."""
+        included = any(w.name == self.head.name and w.up for w in self.roster.workers) if self.roster else False
+        if self.wanted_first is None and included and world.settled and world.adapters_fresh:
+            self.wanted_first = world.mine
+
+    async def _tidy(self, world: World) -> None:
+        if not world.adapters_fresh or world.now - self._tidied < TIDY_EVERY:
+            return
+        self._tidied = world.now
+        outcome.forget(self.memory, self.adapters, world.now, self._keep_files)
+        if world.engine is None:
+            return
+        keep = set(world.owned.values()) | set(self.memory.unloaded) | set(self.memory.previous.values())
+        keep |= {d.revision for d in world.decisions.values()}
+        await asyncio.to_thread(self._store.evict, frozenset(keep))
+
+    async def save(self) -> None:
+        """Keep the memory on disk if it changed; a full disk is said, and the agent goes on."""
+        async with self._saving:
+            data = dump(self.memory)
+            if data == self._saved:
+                return
+            try:
+                await asyncio.to_thread(self._store.save, "memory.json", data)
+            except DiskFull as error:
+                log.error("state_not_saved", error=str(error))
+                return
+            self._saved = data

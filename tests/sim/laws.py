@@ -1,0 +1,148 @@
+"""The laws, watched from outside: what the engines hold, and what the agents say about it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sidecar.core.placement import place
+from sidecar.core.sight import as_peer, worker_of
+from sidecar.model import State
+
+from .pool import SimPool
+from .world import DIRECTORY, revision
+
+LONGEST_SWAP = 3.0
+
+
+class Broken(AssertionError):
+    """A law was broken."""
+
+
+class Watcher:
+    """Looks at a pool all the time. `excuse(seconds)`: a sudden death may cost service for so long."""
+
+    def __init__(self, pool: SimPool) -> None:
+        self.pool = pool
+        self.faults: list[str] = []
+        self.log: list[str] = []
+        self._served: dict[str, float] = {}
+        self._excused_until = 0.0
+        self._watched: set[str] = set()
+
+    def note(self, text: str) -> None:
+        """Keep an event for the report of a failure."""
+        self.log.append(f"{asyncio.get_running_loop().time():9.2f} {text}")
+
+    def excuse(self, seconds: float) -> None:
+        """From now on, for so long, an adapter may be served nowhere."""
+        self._excused_until = max(self._excused_until, asyncio.get_running_loop().time() + seconds)
+
+    def attach(self) -> None:
+        """Hear of every engine call."""
+        for worker in self.pool.workers.values():
+            if worker.name not in self._watched:
+                self._watched.add(worker.name)
+                worker.engine.on_change = lambda what, name, w=worker.name: self._engine_event(w, what, name)
+
+    def _fault(self, text: str) -> None:
+        self.note(f"BROKEN {text}")
+        self.faults.append(text)
+
+    def _engine_event(self, worker: str, what: str, name: str) -> None:
+        self.note(f"{worker}: {what} {name}")
+        if what == "unload":
+            self._check_unload(worker, name)
+
+    def _check_unload(self, worker: str, name: str) -> None:
+        """Routed away before, for the drain's time; or alone, back to back."""
+        record = self.pool.network.records.get(worker)
+        backend = self.pool.workers[worker].backend
+        adapter = next((a for a in backend.adapters or () if a.served_name == name), None)
+        if not backend.fresh:
+            self._fault(f"{worker} unloads {name} while its lists are stale")
+        entry = next((e for e in record.entries if e.served_name == name), None) if record else None
+        if adapter is None or entry is None or entry.state == State.DRAINING:
+            if entry is not None and self.pool.clock() - entry.since < 1.9:
+                self._fault(f"{worker} unloads {name} after {self.pool.clock() - entry.since:.2f} s of drain")
+            if adapter is not None and self._must_serve(adapter.key) and not self._elsewhere(worker, name):
+                self._fault(f"{worker} unloads {name}, the last copy")
+            return
+        if entry.state == State.LOADING and not self._elsewhere(worker, name):
+            return
+        if entry.state == State.LOADING:
+            self.note(f"{worker} swaps {name} without a drain")
+            return
+        self._fault(f"{worker} unloads {name} in state {entry.state}")
+
+    def _must_serve(self, key: str) -> bool:
+        adapter = self.pool.adapters.get(key)
+        if adapter is None:
+            return False
+        d = adapter.distribution
+        return not (d.strategy == "fixed" and d.replicas == 0)
+
+    def _elsewhere(self, worker: str, name: str) -> bool:
+        return any(n != worker and w.engine.up and name in w.engine.adapters for n, w in self.pool.workers.items())
+
+    async def run(self) -> None:
+        """Watch for ever."""
+        while True:
+            now = asyncio.get_running_loop().time()
+            self.attach()
+            for worker in self.pool.workers.values():
+                if (error := worker.crashed()) is not None:
+                    raise Broken(f"{worker.name}: {error!r}") from error
+                self._check_files(worker.name)
+            for key, adapter in self.pool.adapters.items():
+                self._check_service(key, adapter.served_name, now)
+            await asyncio.sleep(0.1)
+
+    def _check_files(self, name: str) -> None:
+        worker = self.pool.workers[name]
+        for served, path in worker.engine.adapters.items():
+            if path.startswith(DIRECTORY) and f"sha256:{path.rsplit('/', 1)[1]}" not in worker.disk.published:
+                self._fault(f"{name}: the files of {served} are gone while the engine lists it")
+
+    def _check_service(self, key: str, served: str, now: float) -> None:
+        if any(w.engine.up and served in w.engine.adapters for w in self.pool.workers.values()):
+            self._served[key] = now
+            return
+        last = self._served.get(key)
+        if last is None or not self._must_serve(key) or now <= self._excused_until:
+            return
+        if now - last > LONGEST_SWAP:
+            self._fault(f"{key} is served nowhere since {now - last:.2f} s")
+            del self._served[key]
+
+    def settled(self) -> list[str]:
+        """What is not yet as it should be, everything being quiet: empty when the pool has converged."""
+        pool = self.pool
+        agents = {n: w for n, w in pool.workers.items() if w.agent is not None}
+        # The truth as every agent should see it: each worker's own word, all up.
+        workers = [worker_of(as_peer(pool.network.records[n], pool.clock(), True)) for n in agents]
+        catalog = next(iter(agents.values())).agent.world.catalog  # type: ignore[union-attr]  # started above
+        truth = place(catalog.active, workers)
+        wrong = []
+        for name, worker in agents.items():
+            world = worker.agent.world if worker.agent else None
+            if world is None or {k: a.targets for k, a in world.assignments.items()} != {
+                k: a.targets for k, a in truth.items()
+            }:
+                wrong.append(f"{name} places otherwise")
+            want = {
+                a.served_name: f"{DIRECTORY}/{revision(pool.origin.contents[a.source.uri]).removeprefix('sha256:')}"
+                for a in catalog.active
+                if name in truth[a.key].targets
+            }
+            if worker.engine.adapters != want and not self._known_bad(name, want):
+                wrong.append(f"{name} holds {worker.engine.adapters}, should hold {want}")
+        return wrong
+
+    def _known_bad(self, name: str, want: dict[str, str]) -> bool:
+        """What an engine refuses, or the origin has broken, can't be held; everything else must be."""
+        worker = self.pool.workers[name]
+        bad = worker.engine.refuses | worker.engine.dies_of
+        bad |= {f"{DIRECTORY}/{revision(c).removeprefix('sha256:')}" for c in self.pool.origin.bad}
+        left = {n: p for n, p in want.items() if p not in bad}
+        held = worker.engine.adapters
+        return bool(bad) and all(held.get(n) == p for n, p in left.items()) and held.keys() <= want.keys()
