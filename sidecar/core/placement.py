@@ -22,7 +22,7 @@ from sidecar.core.hashing import adapter_hash, score, worker_hash
 from sidecar.core.pool import Pool, Worker, distinct, wanted
 from sidecar.model import Adapter, Frozen
 
-__all__ = ["Assignment", "Worker", "place", "rank"]
+__all__ = ["Assignment", "Worker", "isolated", "place", "place_isolated", "rank"]
 
 # Up to here plain Python is quick enough (under 20 ms) to save the 16 MiB that importing numpy costs.
 PLAIN_PAIRS = 20_000
@@ -142,3 +142,29 @@ def rank(adapter: Adapter, workers: Iterable[Worker]) -> list[tuple[str, int]]:
     own = adapter_hash(adapter.namespace, adapter.name)
     scored = [(w.name, score(own, worker_hash(w.name))) for w in distinct(workers)]
     return sorted(scored, key=itemgetter(1), reverse=True)
+
+
+def isolated(reached: int, listed: int) -> bool:
+    """Whether a worker that reaches `reached` of the `listed` workers, itself counted in both, should doubt itself."""
+    return 2 * reached < listed
+
+
+def place_isolated(
+    adapters: Sequence[Adapter], everyone: Iterable[Worker], reachable: Iterable[Worker], me: str, held: frozenset[str]
+) -> frozenset[str]:
+    """Keys of the adapters that the isolated worker `me` should hold.
+
+    It keeps what it holds and takes what `everyone` (all listed workers, those out of reach taken as up) gives it; what
+    the `reachable` alone would give it only while it has free room, in the order in which adapters get room. If each of
+    ten workers believed that it is alone, all would hold the same adapters, and most would be held by nobody.
+    """
+    everyone = distinct(everyone)
+    hold = set(held)
+    hold.update(key for key, a in place(adapters, everyone).items() if me in a.targets)
+    room = next((w.room for w in everyone if w.name == me), 0)
+    for key, assignment in place(adapters, reachable).items():
+        if len(hold) >= room:
+            break
+        if me in assignment.targets:
+            hold.add(key)
+    return frozenset(hold)
