@@ -30,6 +30,10 @@ class EngineUnavailable(EdgeError):
     """The engine can't be reached, or answered 5xx to a plain look. Nothing is known about its adapters."""
 
 
+class EngineDisconnected(EngineUnavailable):
+    """The connection broke while a call was under way: the engine may have done it, or died of it."""
+
+
 class EngineTimeout(EdgeError):
     """A load or unload got no answer in time. It may still take effect: look before the next step."""
 
@@ -126,6 +130,9 @@ class Peers(Protocol):
 
     def view(self) -> Mapping[str, Observed]:
         """Records by worker name, the own one not included; cheap, no I/O."""
+
+    def unheard(self) -> frozenset[str]:
+        """Listed addresses (or names) from which no record has come yet; the own one not included."""
 
     def announce(self, record: Record) -> None:
         """Make `record` what others read from now on."""
