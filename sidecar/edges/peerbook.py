@@ -177,7 +177,7 @@ class PeerBook:
     def _check(self, member: Member, record: Record) -> None:
         head = record.head
         if not head.uid or not head.name:
-            raise NotBelieved("its record has no uid or no name")
+            raise NotBelieved("gives a record with no uid or no name")
         if head.pool != self._pool:
             raise NotBelieved(f"belongs to pool {head.pool!r}, this agent to {self._pool!r}")
         if member.uid and head.uid != member.uid:
