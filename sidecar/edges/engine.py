@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -34,6 +32,7 @@ from sidecar.core.dialect_vllm import (
 )
 from sidecar.core.metrics_vllm import Metrics, busy_names, parse_metrics
 from sidecar.edges.engine_key import EngineKey
+from sidecar.edges.turns import Turns
 from sidecar.model import EngineView
 from sidecar.ports import (
     REASON_ALREADY_LOADED,
@@ -70,12 +69,13 @@ class VllmEngine:
     """`ports.Engine` for one vLLM server. Safe for concurrent use: at a time one call per name, and one load in all."""
 
     def __init__(self, session: aiohttp.ClientSession, settings: Settings, clock: Clock) -> None:
+        """Raises ValueError for an unusable `settings.engine_url`."""
         self._session = session
         self._settings = settings
         self._clock = clock
         self._url = base_url(settings.engine_url)
         self._key = EngineKey(settings.engine_api_key_file)
-        self._turns = _Turns()
+        self._turns = Turns()
         self._contradictions = Contradictions()
         self._listed: Models | None = None
         self._process: str | None = None
@@ -196,9 +196,7 @@ class VllmEngine:
         if models is None:
             text = clean(body[:400].decode("utf-8", "replace"), 100)
             hint = "" if status >= 500 else "; is --engine-url right?"
-            raise EngineUnavailable(
-                f"{self._url}: GET /v1/models gives {status} and no list of models ({text!r}){hint}"
-            )
+            raise EngineUnavailable(f"{self._url}: GET /v1/models: {status}, not a list of models ({text!r}){hint}")
         return models
 
     async def _identify(self, models: Models) -> bool:
@@ -332,7 +330,21 @@ class VllmEngine:
 
 
 def base_url(url: str) -> str:
-    """`--engine-url` without a trailing slash and without the `/v1` that OpenAI clients are given."""
+    """`--engine-url` without a trailing slash and without the `/v1` that OpenAI clients are given.
+
+    Raises ValueError if it isn't an http(s) URL of a host, or holds credentials.
+    """
+    try:
+        parts = URL(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.host) and parts.port is not None
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError(f"--engine-url {url!r}: write http://HOST:PORT")
+    if parts.user is not None or parts.password is not None:
+        raise ValueError(
+            "--engine-url must hold no credentials: put vLLM's API key into a file for --engine-api-key-file"
+        )
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
@@ -351,32 +363,3 @@ def _idle(before: Metrics | None, after: Metrics | None) -> bool:
     if before is None or after is None or before.prompt_tokens is None:
         return False
     return before.requests == after.requests == 0 and before.prompt_tokens == after.prompt_tokens
-
-
-class _Turns:
-    """One holder per key at a time. A key's lock lives as long as somebody holds or awaits it, and no longer."""
-
-    def __init__(self) -> None:
-        self._locks: dict[str, tuple[asyncio.Lock, list[int]]] = {}
-
-    @asynccontextmanager
-    async def hold(self, key: str, wait: float) -> AsyncIterator[None]:
-        """Raises EngineUnavailable if the turn doesn't come within `wait` seconds."""
-        lock, users = self._locks.setdefault(key, (asyncio.Lock(), [0]))
-        users[0] += 1
-        try:
-            try:
-                async with asyncio.timeout(wait):
-                    await lock.acquire()
-            except TimeoutError:
-                raise EngineUnavailable(
-                    f"not sent: an earlier call to the engine ({key}) has had no answer for {wait:g} s"
-                ) from None
-            try:
-                yield
-            finally:
-                lock.release()
-        finally:
-            users[0] -= 1
-            if not users[0]:
-                del self._locks[key]

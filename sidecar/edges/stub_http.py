@@ -18,7 +18,7 @@ from aiohttp import web
 from sidecar.edges.stub_faults import Faults, hit
 from sidecar.edges.stub_lora import LoraError, LoraNotFound
 from sidecar.edges.stub_model import EngineDead, Lora, StubModel, StubOptions
-from sidecar.edges.stub_shapes import ApiError, card, drop_type, escaped, plain, read_json, token_ids
+from sidecar.edges.stub_shapes import ApiError, Plain, card, drop_type, escaped, read_json, token_ids
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -129,7 +129,7 @@ class StubServer:
                 response = web.Response(status=self.faults.load_status, text=self.faults.load_body)
             else:
                 await self._do_load(name, path, bool(body.get("load_inplace")))
-                response = plain(f"Success: LoRA adapter '{name}' added successfully.")
+                response = Plain(f"Success: LoRA adapter '{name}' added successfully.")
         except ApiError as error:
             response = self._error(error)
         finally:
@@ -204,7 +204,7 @@ class StubServer:
                 if name not in self.loras:
                     raise ApiError(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
                 del self.loras[name]
-            response = plain(f"Success: LoRA adapter '{name}' removed successfully.")
+            response = Plain(f"Success: LoRA adapter '{name}' removed successfully.")
         except ApiError as error:
             response = self._error(error)
         finally:

@@ -20,16 +20,16 @@ class ApiError(Exception):
         self.status, self.kind, self.message, self.param = status, kind, message, param
 
 
-def plain(text: str) -> web.Response:
+class Plain(web.Response):
     """A 200 with text and no content type, which is how vLLM says yes."""
-    response = web.Response(body=text.encode())
-    response["untyped"] = True
-    return response
+
+    def __init__(self, text: str) -> None:
+        super().__init__(body=text.encode())
 
 
 async def drop_type(request: web.Request, response: web.StreamResponse) -> None:
     """Take away the content type that aiohttp gives every body; an `on_response_prepare` signal."""
-    if response.get("untyped"):
+    if isinstance(response, Plain):
         response.headers.popall("Content-Type", None)
 
 

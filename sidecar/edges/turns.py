@@ -1,0 +1,43 @@
+"""Turns: one holder per key at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from sidecar.ports import EngineUnavailable
+
+
+class Turns:
+    """Locks by key. A lock lives as long as somebody holds or awaits it: no longer, or the table would grow for ever,
+    and no shorter, or two could hold one key."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, tuple[asyncio.Lock, list[int]]] = {}
+
+    @asynccontextmanager
+    async def hold(self, key: str, wait: float) -> AsyncIterator[None]:
+        """Hold `key` for the time of the block. Raises EngineUnavailable if that takes longer than `wait` seconds."""
+        lock, users = self._locks.setdefault(key, (asyncio.Lock(), [0]))
+        users[0] += 1
+        try:
+            try:
+                async with asyncio.timeout(wait):
+                    await lock.acquire()
+            except TimeoutError:
+                raise EngineUnavailable(
+                    f"not sent: an earlier call to the engine ({key}) has had no answer for {wait:g} s"
+                ) from None
+            try:
+                yield
+            finally:
+                lock.release()
+        finally:
+            users[0] -= 1
+            if not users[0]:
+                del self._locks[key]
+
+    def __len__(self) -> int:
+        """Keys that somebody holds or awaits."""
+        return len(self._locks)
