@@ -250,15 +250,13 @@ def test_uninject_keeps_what_was_added_since() -> None:
 
 
 FLAGS = [
-    *(
-        "--enable-lora",
-        "--max-loras=2",
-        "--max-cpu-loras=8",
-        "--port=9001",
-        "--data-parallel-size=2",
-        "--max-lora-rank=8",
-    ),
-    *("--served-model-name", "x"),
+    "--enable-lora",
+    "--max-loras=2",
+    "--max-cpu-loras=8",
+    "--port=9001",
+    "--data-parallel-size=2",
+    "--max-lora-rank=8",
+    "--served-model-name=x",
 ]
 containers = st.builds(
     lambda flags, shell, variables, hook, mount: (
