@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 from collections.abc import Callable, Mapping
 
@@ -135,6 +136,7 @@ class PolledPeers:
 
     async def ask(self, name: str) -> Record:
         """See Peers. The question is a new one, sent after this call."""
+        self._sync(self._clock())
         slot = self._slot_of(name)
         if slot is None:
             raise PeerUnreachable(f"no member of the pool is called {name!r}")
@@ -195,14 +197,13 @@ class PolledPeers:
                 continue  # a pod stands in several slices, one for each address family for example
             uids.add(member.uid)
             wanted[member.address, member.uid] = member
-        fresh = [key for key in wanted if key not in self._slots]
-        self._slots = {key: slot for key, slot in self._slots.items() if key in wanted}
-        for key, slot in self._slots.items():
-            slot.member = wanted[key]
-        self._rng.shuffle(fresh)
-        for index, key in enumerate(fresh):
-            pause = 0.0 if len(fresh) <= self._timing.few else index / FIRST_PER_SECOND
-            self._slots[key] = _Slot(member=wanted[key], due=now + pause)
+        fresh = sum(key not in self._slots for key in wanted)
+        spread = 0.0 if fresh <= self._timing.few else fresh / FIRST_PER_SECOND
+        slots: dict[tuple[str, str], _Slot] = {}
+        for key, member in wanted.items():
+            slots[key] = self._slots.get(key) or _Slot(member=member, due=now + self._rng.uniform(0.0, spread))
+            slots[key].member = member
+        self._slots = slots
         self._pace(now)
         window = self._timing.near_window if self._few else self._timing.far_window
         self._book.set_members(wanted.values(), window, now)
@@ -296,7 +297,14 @@ class PolledPeers:
         except TimeoutError as error:
             raise PeerUnreachable(f"{address} doesn't answer within {limit:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise PeerUnreachable(f"{address} can't be reached: {error or type(error).__name__}") from error
+            raise PeerUnreachable(f"{address} can't be reached: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """`connection refused` rather than a library's account of it."""
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    return str(error) or type(error).__name__
 
 
 async def _bounded(answer: aiohttp.ClientResponse, address: str) -> bytes:
