@@ -111,11 +111,13 @@ class Folder:
         self._known = saved is not None
         self._attempted = False
         self._listed = False
-        self._first = False
+        self.first = False
+        """Whether the last look was the first that found the directory."""
         self._empty_since: float | None = None
         self._unlisted = "it was not listed yet"
         self._view: FolderView | None = None
         self.soon = False
+        """Whether a second look is due at once, for files that have just changed."""
 
     def missed(self, reason: str) -> None:
         """The directory can't be listed: whatever is in force stays."""
@@ -124,10 +126,7 @@ class Folder:
         self._set_unlisted(reason)
 
     def look(self, listing: Mapping[str, Stamp], now: float) -> tuple[str, ...]:
-        """Take a listing of manifests by name. Returns the names to read now; give each to `took`.
-
-        `soon` says whether a second look is due at once, for files that have just changed.
-        """
+        """Take a listing of manifests by name. Returns the names to read now; give each to `took`."""
         self.soon = False
         at_face_value, self._attempted = not self._attempted, True
         if not listing and self._any_in_force() and self._is_doubtful(now):
@@ -137,7 +136,7 @@ class Folder:
             self._changed()
         self._empty_since = None
         self._set_unlisted("")
-        self._first, self._listed, self._known = not self._listed, True, True
+        self.first, self._listed, self._known = not self._listed, True, True
         for name in self._files.keys() - listing.keys():
             self._vanished(name, now, at_face_value)
         wanted = tuple(name for name, stamp in listing.items() if self._wants(name, stamp, now))
@@ -147,14 +146,14 @@ class Folder:
     def took(self, name: str, stamp: Stamp, content: Content, now: float) -> None:
         """What a file that `look` asked for holds. One with `stamp.error` is asked for again at the next."""
         file = self._files[name]
-        is_racy = self._first and now - max(stamp.modified, stamp.changed) / 1e9 < RACY_SECONDS
+        is_racy = self.first and now - max(stamp.modified, stamp.changed) / 1e9 < RACY_SECONDS
         file.pending = stamp._replace(error="")
         file.stamp = None if is_racy or stamp.error else stamp
         self.soon = self.soon or is_racy
         new = {adapter.key: adapter for _, adapter in content.adapters}
         gone = file.in_force.keys() - new.keys()
         file.held = {key for key in gone if content.wrong is None or key in content.wrong}
-        leaving = {} if self._first else {key: file.leaving.get(key, now) for key in gone - file.held}
+        leaving = {} if self.first else {key: file.leaving.get(key, now) for key in gone - file.held}
         stays = {key: a for key, a in file.in_force.items() if key in file.held or key in leaving}
         where = {adapter.key: place for place, adapter in content.adapters}
         before = (file.in_force, file.faults, file.where, file.leaving)
@@ -205,7 +204,7 @@ class Folder:
             return False
         if stamp == file.stamp:
             return False
-        if self._first or stamp == file.pending:
+        if self.first or stamp == file.pending:
             return True
         file.pending = stamp
         self.soon = True
