@@ -91,14 +91,15 @@ def matrix(
     """What the page shows: the rows whose key or served name contains `wanted`, at most `MAX_ADAPTERS` of them.
 
     `adapters` and `workers` are rows as in AgentView. An adapter that only another worker knows has a row too.
-    `total` says how many there are, `counts` sums the states of all cells.
+    `total` says how many there are, `counts` sums the states on live workers.
     """
     known = {adapter.key: adapter for adapter in msgspec.convert(list(adapters), list[_Adapter])}
     columns = msgspec.convert(list(workers), list[_Worker])
     counts: dict[str, int] = {}
     for column in columns:
         for key, cell in column.adapters.items():
-            counts[cell.state] = counts.get(cell.state, 0) + 1
+            if column.state == "alive":
+                counts[cell.state] = counts.get(cell.state, 0) + 1
             if key not in known:
                 namespace, _, name = key.rpartition("/")
                 known[key] = _Adapter(namespace=namespace, name=name)
