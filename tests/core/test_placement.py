@@ -158,6 +158,16 @@ def test_a_pod_that_one_slice_calls_terminating_is_no_member() -> None:
     assert targets([adapter("a")], pair) == targets([adapter("a")], pair[::-1]) == {"a": ()}
 
 
+def test_a_pod_under_two_names_counts_once() -> None:
+    pair = [worker("worker-1", uid="same"), worker("worker-0", uid="same")]
+    assert targets([adapter("a")], pair) == targets([adapter("a")], pair[::-1]) == {"a": ("worker-0",)}
+
+
+def test_of_two_adapters_with_one_key_the_same_counts_for_everyone() -> None:
+    pair = [adapter("a", replicas=1, uid="2"), adapter("a", replicas=2, uid="1")]
+    assert targets(pair, workers(3)) == targets(pair[::-1], workers(3)) == targets(pair[1:], workers(3))
+
+
 def test_of_two_pods_with_one_name_the_smaller_uid_stays() -> None:
     pair = [worker("worker-0", uid="b", labels={"is": "b"}), worker("worker-0", uid="a", labels={"is": "a"})]
     chosen = [adapter("a", selector=Selector(labels={"is": "a"})), adapter("b", selector=Selector(labels={"is": "b"}))]

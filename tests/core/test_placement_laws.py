@@ -37,7 +37,7 @@ def test_blocks_agree_with_plain_python(adapters: list[Adapter], pool: list[Work
 
 @pytest.mark.parametrize("block_scores", [1, 100])
 @given(data=st.data(), pool=some_workers(least=30, most=60, room=st.integers(0, 6)))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25)
 def test_heads_of_rankings_agree_with_whole_ones(block_scores: int, data: st.DataObject, pool: list[Worker]) -> None:
     """Pools in which adapters want few of many, nearly all room gets used, and rows come in several blocks."""
     adapters = data.draw(some_adapters(most=30))
@@ -47,6 +47,16 @@ def test_heads_of_rankings_agree_with_whole_ones(block_scores: int, data: st.Dat
         patch.setattr(placement_blocks, "BLOCK_SCORES", block_scores)
         patch.setattr(placement_blocks, "ADAPTERS_AT_ONCE", 7)
         assert place_in_blocks(ordered, Pool(pool)) == place_plainly(ordered, Pool(pool))
+
+
+@pytest.mark.parametrize("room", [2, 4, 6, 40])
+def test_heads_agree_where_small_zones_seldom_reach_them(room: int) -> None:
+    """Of 200 workers three stand in zones of their own; with room for 2 each, a third of the adapters finds none."""
+    pool = [worker(f"worker-{i}", zone={0: "b", 1: "b", 2: "c"}.get(i, "a"), room=room) for i in range(200)]
+    ordered = in_order([adapter(f"a-{i}", replicas=1 + i % 5, spread="zone" if i % 7 else "none") for i in range(220)])
+    placed = place_plainly(ordered, Pool(pool))
+    assert place_in_blocks(ordered, Pool(pool)) == placed
+    assert any(a.short for a in placed.values()) == (room == 2)
 
 
 @given(data=st.data(), adapters=some_adapters(), pool=some_workers())
