@@ -177,13 +177,18 @@ def _zip_members(file: BinaryIO) -> Iterator[Member]:
                 raise TarError(f"{info.filename!r} is encrypted")
             if info.compress_type not in _METHODS:
                 raise TarError(f"{info.filename!r} is compressed by method {info.compress_type}, not by deflate")
-            yield Member(info.filename, info.file_size, info.is_dir(), partial(_zip_chunks, archive, info))
+            yield Member(
+                info.filename, info.file_size, info.filename.endswith("/"), partial(_zip_chunks, archive, info)
+            )
 
 
 def _zip_chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[bytes]:
-    with archive.open(info) as member:
-        while chunk := member.read(_CHUNK):
-            yield chunk
+    try:
+        with archive.open(info) as member:
+            while chunk := member.read(_CHUNK):
+                yield chunk
+    except (ValueError, struct.error) as error:
+        raise TarError(f"{info.filename!r} is damaged ({error})") from None
 
 
 def _plain(name: str) -> str:

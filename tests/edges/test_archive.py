@@ -211,6 +211,18 @@ def test_a_member_that_is_no_plain_file_is_refused(
         unpacked(tar_of(*members))
 
 
+def test_a_member_without_a_name_is_refused(unpacked: Unpacked) -> None:
+    raw = zip_bytes({"a": b"x"})
+    for magic, length, name in ((b"PK\x03\x04", 26, 30), (b"PK\x01\x02", 28, 46)):
+        start = raw.index(magic)
+        raw = raw[: start + length] + b"\0\0" + raw[start + length + 2 : start + name] + raw[start + name + 1 :]
+    end = raw.index(b"PK\x05\x06")
+    start = raw.index(b"PK\x01\x02")
+    raw = raw[: end + 12] + (end - start).to_bytes(4, "little") + start.to_bytes(4, "little") + raw[end + 20 :]
+    with pytest.raises(AdapterRejected, match="the path is empty"):
+        unpacked(raw)
+
+
 @pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR])
 def test_a_link_or_device_in_a_zip_is_refused(unpacked: Unpacked, kind: int) -> None:
     out = io.BytesIO()
