@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from sidecar.model import Frozen, Problem, Record
+from sidecar.model import Frozen, Problem
 from sidecar.ports import Row
 
 # More cells than this neither fit on a screen nor into a browser's patience; the page then asks for a name.
@@ -50,33 +50,6 @@ class _Worker(Frozen, frozen=True, rename="camel", omit_defaults=False, kw_only=
     cordoned: bool = False
     resting: bool = False
     adapters: dict[str, _Cell] = {}
-
-
-def worker_row(
-    record: Record, *, state: str, since: float | None = None, heard: float | None = None, own: bool = False
-) -> Row:
-    """A worker as `AgentView.peers` shows it, from its record. Times in seconds since the epoch."""
-    head = record.head
-    return {
-        "name": head.name,
-        "address": head.address,
-        "uid": head.uid,
-        "zone": head.zone,
-        "self": own,
-        "state": state,
-        "since": since,
-        "heard": heard,
-        "engine": head.engine_version,
-        "engineUp": head.engine_up,
-        "capacity": head.capacity,
-        "cordoned": head.cordoned,
-        "resting": head.resting,
-        "baseModels": head.base_models,
-        "adapters": {
-            entry.adapter: {"state": entry.state, "revision": entry.revision, "message": entry.message}
-            for entry in record.entries
-        },
-    }
 
 
 def matrix(

@@ -68,6 +68,8 @@ class _Slot(msgspec.Struct, eq=False):
     own: bool = False
     asking: bool = False
     answered: bool = False
+    # A record of a member, or of this agent itself, has come from here.
+    heard: bool = False
     error: PeerUnreachable | None = None
 
 
@@ -97,6 +99,7 @@ class PolledPeers:
         self._few = True
         self._own: Record | None = None
         self._session: aiohttp.ClientSession | None = None
+        self._first_heard = False
         self._wake = asyncio.Event()
         self._wake_at = 0.0
 
@@ -113,6 +116,11 @@ class PolledPeers:
     def view(self) -> Mapping[str, Observed]:
         """See Peers. Keyed by the name in each record."""
         return self._book.view(self._clock())
+
+    def unheard(self) -> frozenset[str]:
+        """See Peers. When one is heard at last, `changed` is called, for this agent itself too."""
+        self._sync(self._clock())
+        return frozenset(slot.member.name for slot in self._slots.values() if not slot.heard)
 
     def namesake(self) -> Record | None:
         """The live agent that had this worker's name first, if there is one: this worker then holds no targets."""
@@ -160,8 +168,7 @@ class PolledPeers:
                 while True:
                     now = self._clock()
                     self._sync(now)
-                    if self._book.changed(now):
-                        changed()
+                    self._tell(changed, now)
                     for slot in self._slots.values():
                         if not slot.asking and slot.due <= now:
                             slot.asking = True
@@ -236,7 +243,11 @@ class PolledPeers:
             slot.due = max(started + interval * share, self._clock())
             if slot.due < self._wake_at:
                 self._wake.set()
-        if self._book.changed(self._clock()):
+        self._tell(changed, self._clock())
+
+    def _tell(self, changed: Callable[[], None], now: float) -> None:
+        news, self._first_heard = self._first_heard, False
+        if self._book.changed(now) or news:
             changed()
 
     async def _ask(self, slot: _Slot) -> None:
@@ -273,6 +284,8 @@ class PolledPeers:
             raise _Wrong(f"the agent at {address} {error}") from error
         if own != slot.own:
             slot.own, self._listed = own, None  # one peer more or less: the pace may change
+        if not slot.heard:
+            slot.heard = self._first_heard = True
         slot.uid, slot.etag = ("", "") if own else (record.head.uid, etag if held else "")
 
     async def _get(self, address: str, etag: str) -> tuple[bytes | None, str]:

@@ -213,6 +213,35 @@ async def test_the_own_record_is_no_peer() -> None:
             assert peers.namesake() is None
 
 
+async def test_who_was_never_heard_is_named_until_a_record_comes() -> None:
+    own = record("me", uid="uid-me")
+    async with agents([own, record("a"), record("b", pool="other")]) as ((mine, _), (other, _), (wrong, view)):
+        watch = Watch((at(mine), at(other), at(wrong), at("127.0.0.1:1")))
+        assert watch.peers.unheard() == {mine, other, wrong, "127.0.0.1:1"}
+        async with watch.running() as peers:
+            await watch.until(lambda: peers.unheard() == {wrong, "127.0.0.1:1"})
+            view.own = record("b")
+            await watch.until(lambda: peers.unheard() == {"127.0.0.1:1"})
+            watch.members = (at(mine), at(other))
+            assert peers.unheard() == set()
+
+
+async def test_a_listed_pod_that_was_never_heard_goes_by_its_name() -> None:
+    watch = Watch(
+        (Member(name="vllm-0", address="127.0.0.1:1", uid="u"), Member(name="me", address="x:1", uid="uid-me"))
+    )
+    assert watch.peers.unheard() == {"vllm-0"}
+
+
+async def test_the_own_answer_alone_is_news() -> None:
+    """A first agent must not wait for peers when all that is listed is itself."""
+    async with agents([record("me", uid="uid-me")]) as ((mine, _),):
+        watch = Watch((at(mine),))
+        async with watch.running() as peers:
+            await watch.until(lambda: peers.unheard() == set())
+            assert watch.told == 1
+
+
 async def test_the_own_pod_is_not_asked_and_a_pod_in_two_slices_once() -> None:
     async with (
         answering(plain(record("me", uid="uid-me"))) as (mine, asked),

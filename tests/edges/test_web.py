@@ -11,9 +11,9 @@ import aiohttp
 import msgspec
 import pytest
 
-from sidecar.edges.matrix import MAX_ADAPTERS, MAX_PROBLEMS, MAX_WORKERS, matrix, worker_row
+from sidecar.edges.matrix import MAX_ADAPTERS, MAX_PROBLEMS, MAX_WORKERS, matrix
 from sidecar.edges.page import Page
-from sidecar.model import Entry, Head, Problem, Record, State
+from sidecar.model import Problem
 from sidecar.ports import Row
 from tests.edges.agent_view import StaticView, serving
 
@@ -92,33 +92,12 @@ def test_a_big_pool_is_cut_and_says_so() -> None:
     assert all(len(row["cells"]) == MAX_WORKERS for row in made["adapters"])
 
 
-def test_a_worker_s_row_comes_from_its_record() -> None:
-    record = Record(
-        head=Head(
-            uid="u", name="w0", address="h:1", engine_version="0.32.0", engine_up=True, capacity=4, cordoned=True
-        ),
-        entries=(Entry(adapter="ns/a", state=State.FAILED, revision="sha256:ab", message="why"),),
-    )
-    row = worker_row(record, state="alive", since=5.0, heard=6.0, own=True)
-    assert msgspec.json.decode(msgspec.json.encode(row)) == {
-        "name": "w0",
-        "address": "h:1",
-        "uid": "u",
-        "zone": "",
-        "self": True,
-        "state": "alive",
-        "since": 5.0,
-        "heard": 6.0,
-        "engine": "0.32.0",
-        "engineUp": True,
-        "capacity": 4,
-        "cordoned": True,
-        "resting": False,
-        "baseModels": [],
-        "adapters": {"ns/a": {"state": "Failed", "revision": "sha256:ab", "message": "why"}},
-    }
-    (column,) = table([], [row])["workers"]
-    assert (column["engineUp"], column["cordoned"], column["self"], column["heard"]) == (True, True, True, 6.0)
+def test_a_column_says_what_the_worker_says_of_itself() -> None:
+    (column,) = table(
+        [], [worker("w0", "a", self=True, engineUp=True, engine="0.32.0", capacity=4, cordoned=True, heard=6.0, more=1)]
+    )["workers"]
+    assert (column["engineUp"], column["engine"], column["capacity"], column["loaded"]) == (True, "0.32.0", 4, 1)
+    assert (column["self"], column["cordoned"], column["resting"], column["heard"]) == (True, True, False, 6.0)
 
 
 async def test_the_page_comes_with_a_policy_that_allows_its_own_script_and_style_alone() -> None:
