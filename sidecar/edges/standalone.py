@@ -7,7 +7,9 @@ events don't cross network mounts), and sees a ConfigMap's swapped links like an
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -65,14 +67,6 @@ class _SavedSeeds(msgspec.Struct):
     names: dict[str, tuple[str, ...]]
 
 
-class _Seen(Frozen, frozen=True):
-    """What a look ended with: the view, whether a second look is due, and how long the listing took."""
-
-    view: FolderView
-    soon: bool
-    seconds: float
-
-
 class StandaloneBackend:
     """Adapters from `manifests`, members from `seeds` and this worker itself. Implements `ports.Backend`."""
 
@@ -87,13 +81,18 @@ class StandaloneBackend:
         state: State,
         clock: Clock,
         pace: Pace | None = None,
+        lister: Callable[[str], dict[str, Stamp]] = list_manifests,
     ) -> None:
-        """`name` and `address` (host:port) are this worker's own. Raises ValueError for a seed that is no address."""
+        """`name` and `address` (host:port) are this worker's own. Raises ValueError for a seed that is no address.
+
+        `lister` lists the manifests of a directory on a thread, or raises OSError.
+        """
         self._directory = manifests
         self._own = Member(name=name or address, address=join_address(*split_address(address)), zone=zone)
         self._state = state
         self._clock = clock
         self._pace = pace or Pace()
+        self._lister = lister
         names = self._read(STATE_SEEDS, _SavedSeeds)
         self._seeds = Seeds(seeds, address, names.names if names else None)
         adapters = self._read(STATE_ADAPTERS, _SavedAdapters)
@@ -102,6 +101,8 @@ class StandaloneBackend:
         self._folder = Folder(manifests, self._saved)
         self._folder_view = self._folder.view()
         self._hung = False
+        # When the look that is under way began, on the monotonic clock.
+        self._look_began = math.inf
         self._told: frozenset[Problem] = frozenset()
         self._view: BackendView | None = None
         self.report: Report | None = None
@@ -144,35 +145,58 @@ class StandaloneBackend:
             )
 
     async def _watch(self, tell: Callable[[], None]) -> None:
-        while True:
-            look = asyncio.ensure_future(in_thread(self._look))
-            done, _ = await asyncio.wait((look,), timeout=self._pace.patience)
-            if not done:
-                self._hung = True
-                tell()
-            seen = await look
-            if self._hung or seen.view is not self._folder_view:
-                self._hung, self._folder_view = False, seen.view
-                tell()
-            rest = min(self._pace.longest, max(self._pace.interval, self._pace.rest * seen.seconds))
-            await asyncio.sleep(self._pace.soon if seen.soon else rest)
+        """Take the views of the polling thread, and notice when the directory doesn't answer."""
+        loop, stop = asyncio.get_running_loop(), threading.Event()
 
-    def _look(self) -> _Seen:
-        """One look at the directory, on a thread; only one is under way at a time."""
+        def deliver(view: FolderView) -> None:
+            self._folder_view, self._hung = view, False
+            tell()
+
+        polling = asyncio.ensure_future(
+            in_thread(lambda: self._poll(stop, lambda view: loop.call_soon_threadsafe(deliver, view)))
+        )
+        try:
+            while not (await asyncio.wait((polling,), timeout=self._pace.patience / 4))[0]:
+                hung = time.monotonic() - self._look_began > self._pace.patience
+                if hung != self._hung:
+                    self._hung = hung
+                    tell()
+            polling.result()  # it never ends by itself: this raises
+        finally:
+            stop.set()
+            polling.cancel()
+
+    def _poll(self, stop: threading.Event, deliver: Callable[[FolderView], object]) -> None:
+        """Look for ever, on a thread: a look that finds nothing new costs the event loop nothing."""
+        shown: FolderView | None = None
+        while not stop.is_set():
+            self._look_began = time.monotonic()
+            view, rest = self._look()
+            self._look_began = math.inf
+            if view is not shown:
+                shown = view
+                try:
+                    deliver(view)
+                except RuntimeError:  # the event loop was closed under us
+                    return
+            if view.fresh and view.files is not self._saved:
+                self._keep(view.files)
+            stop.wait(rest)
+
+    def _look(self) -> tuple[FolderView, float]:
+        """One look at the directory: what is in force now, and the seconds until the next look."""
         folder, started = self._folder, time.monotonic()
         try:
             listing = self._list()
         except OSError as error:
             folder.missed(f"{reason(error)}; create the directory, or correct --manifests")
-            return _Seen(view=folder.view(), soon=False, seconds=time.monotonic() - started)
+            return folder.view(), self._pace.interval
         wanted = folder.look(listing, self._clock())
         seconds = time.monotonic() - started
         for name in wanted:
             self._take(name, listing[name])
-        view = folder.view()
-        if view.fresh and view.files is not self._saved:
-            self._keep(view.files)
-        return _Seen(view=view, soon=folder.soon, seconds=seconds)
+        rest = min(self._pace.longest, max(self._pace.interval, self._pace.rest * seconds))
+        return folder.view(), self._pace.soon if folder.soon else rest
 
     def _keep(self, files: dict[str, tuple[Adapter, ...]]) -> None:
         """Remember what is in force, unless it is remembered or a failed attempt was just made."""
@@ -187,7 +211,7 @@ class StandaloneBackend:
     def _list(self) -> dict[str, Stamp]:
         if not self._directory:
             raise FileNotFoundError("no directory is given")
-        return list_manifests(self._directory)
+        return self._lister(self._directory)
 
     def _take(self, name: str, listed: Stamp) -> None:
         stamp, data = read_manifest(os.path.join(self._directory, name))

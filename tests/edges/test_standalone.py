@@ -9,10 +9,13 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sidecar.edges.standalone import STATE_ADAPTERS, STATE_SEEDS, StandaloneBackend
+from sidecar.core.folder import LEAVE_SECONDS, Stamp
+from sidecar.edges.manifests import list_manifests
+from sidecar.edges.standalone import STATE_ADAPTERS, STATE_SEEDS, Pace, StandaloneBackend
 from sidecar.model import Member
 from sidecar.ports import BackendView, DiskFull, Report
 
@@ -40,20 +43,20 @@ class Memory:
         self.kept: dict[str, bytes] = {}
         self.full = False
         self.saves = 0
-        self._saved = threading.Condition()
+        self._turn = threading.Condition()
 
     def save(self, name: str, data: bytes) -> None:
-        with self._saved:
+        with self._turn:
             self.saves += 1
+            self._turn.notify_all()
             if self.full:
                 raise DiskFull("no room for the state")
             self.kept[name] = data
-            self._saved.notify_all()
 
     async def until(self, condition: Callable[[], bool]) -> None:
         def wait() -> bool:
-            with self._saved:
-                return self._saved.wait_for(condition, 5)
+            with self._turn:
+                return self._turn.wait_for(condition, 5)
 
         assert await asyncio.to_thread(wait)
 
@@ -64,7 +67,13 @@ class Memory:
 class Agent:
     """A running backend, and a clock that can be turned forward."""
 
-    def __init__(self, directory: Path | str, memory: Memory, seeds: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path | str,
+        memory: Memory,
+        seeds: tuple[str, ...] = (),
+        lister: Callable[[str], dict[str, Stamp]] = list_manifests,
+    ) -> None:
         self.ahead = 0.0
         self.changes = 0
         self.changed = asyncio.Event()
@@ -76,6 +85,8 @@ class Agent:
             zone="z1",
             state=memory,
             clock=lambda: time.time() + self.ahead,
+            pace=Pace(patience=0.4),
+            lister=lister,
         )
 
     def on_change(self) -> None:
@@ -89,15 +100,21 @@ class Agent:
                 await self.changed.wait()
         return self.backend.view()
 
+    async def after(self, change: Callable[[], object], seconds: float) -> None:
+        """Make a change, wait until it was seen, and let `seconds` pass."""
+        self.changed.clear()
+        change()
+        async with asyncio.timeout(10):
+            await self.changed.wait()
+        self.ahead += seconds
+
     async def until_uris(self, *uris: str) -> BackendView:
         return await self.until(lambda view: sorted(a.source.uri for a in view.adapters or ()) == sorted(uris))
 
 
 @asynccontextmanager
-async def running(
-    directory: Path | str, memory: Memory | None = None, seeds: tuple[str, ...] = ()
-) -> AsyncIterator[Agent]:
-    agent = Agent(directory, memory or Memory(), seeds)
+async def running(directory: Path | str, memory: Memory | None = None, **options: Any) -> AsyncIterator[Agent]:
+    agent = Agent(directory, memory or Memory(), **options)
     task = asyncio.create_task(agent.backend.run(agent.on_change))
     try:
         yield agent
@@ -162,7 +179,7 @@ async def test_a_configmap_is_followed_through_its_swapped_links(tmp_path: Path)
         await agent.until_uris("s3://bucket/a", "s3://bucket/b")
         publish("2026_02", a=manifest("a", "s3://bucket/a2"), b=manifest("b"), c=manifest("c"))
         await agent.until_uris("s3://bucket/a2", "s3://bucket/b", "s3://bucket/c")
-        publish("2026_03", c=manifest("c"))
+        await agent.after(lambda: publish("2026_03", c=manifest("c")), LEAVE_SECONDS)
         await agent.until_uris("s3://bucket/c")
         assert agent.backend.view().problems == ()
 
@@ -192,7 +209,7 @@ async def test_a_removed_file_takes_its_adapters_with_it(tmp_path: Path) -> None
     (tmp_path / "b.yaml").write_text(manifest("b"))
     async with running(tmp_path) as agent:
         await agent.until_uris("s3://bucket/a", "s3://bucket/b")
-        (tmp_path / "b.yaml").unlink()
+        await agent.after((tmp_path / "b.yaml").unlink, LEAVE_SECONDS)
         view = await agent.until_uris("s3://bucket/a")
         assert view.adapters_fresh
 
@@ -224,6 +241,7 @@ async def test_a_restart_without_the_directory_changes_nothing(tmp_path: Path) -
     (directory / "a.yaml").write_text(manifest("a", priority=3))
     async with running(directory, memory) as agent:
         before = (await agent.until_uris("s3://bucket/a")).adapters
+        await memory.until(lambda: STATE_ADAPTERS in memory.kept)
     directory.rename(tmp_path / "away")
     async with running(directory, memory) as agent:
         assert agent.backend.view().adapters == before  # known before the first look
@@ -237,6 +255,7 @@ async def test_what_is_wrong_at_a_restart_has_its_last_good_version_and_what_is_
         (tmp_path / f"{name}.yaml").write_text(manifest(name))
     async with running(tmp_path, memory) as agent:
         await agent.until_uris("s3://bucket/a", "s3://bucket/b")
+        await memory.until(lambda: STATE_ADAPTERS in memory.kept)
     (tmp_path / "a.yaml").write_text("kind: [")
     (tmp_path / "b.yaml").unlink()
     async with running(tmp_path, memory) as agent:
@@ -250,6 +269,26 @@ async def test_a_directory_that_was_never_there_is_unknown(tmp_path: Path) -> No
         async with running(directory) as agent:
             view = await agent.until(lambda view: "--manifests" in view.problems[0].message)
             assert (view.adapters, view.adapters_fresh) == (None, False)
+
+
+async def test_a_directory_that_does_not_answer_is_unknown_until_it_does(tmp_path: Path) -> None:
+    answering = threading.Event()
+    answering.set()
+
+    def dead_mount(directory: str) -> dict[str, Stamp]:
+        answering.wait()
+        return list_manifests(directory)
+
+    (tmp_path / "a.yaml").write_text(manifest("a"))
+    async with running(tmp_path, lister=dead_mount) as agent:
+        await agent.until(lambda view: view.adapters_fresh)
+        answering.clear()
+        view = await agent.until(lambda view: not view.adapters_fresh)
+        assert [a.name for a in view.adapters or ()] == ["a"]
+        assert "does not answer" in view.problems[0].message
+        answering.set()
+        view = await agent.until(lambda view: view.adapters_fresh)
+        assert view.problems == ()
 
 
 async def test_odd_files_are_problems_and_block_nobody(tmp_path: Path) -> None:
@@ -281,12 +320,13 @@ async def test_a_full_disk_costs_only_the_memory(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(manifest("a"))
     async with running(tmp_path, memory) as agent:
         await agent.until_uris("s3://bucket/a")
+        await memory.until(lambda: memory.saves == 1)
         assert memory.kept == {}
         memory.full = False
-        agent.ahead += 60
         replace(tmp_path / "a.yaml", manifest("a", "s3://bucket/2"))
         await agent.until_uris("s3://bucket/2")
-        await memory.until(lambda: b"s3://bucket/2" in memory.kept[STATE_ADAPTERS])
+        agent.ahead += 60
+        await memory.until(lambda: b"s3://bucket/2" in memory.kept.get(STATE_ADAPTERS, b""))
 
 
 async def test_state_of_something_else_is_no_state(tmp_path: Path) -> None:
