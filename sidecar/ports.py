@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
+from sidecar.core.dialect_vllm import Limits
 from sidecar.model import (
     Adapter,
     EngineView,
@@ -160,6 +161,9 @@ class Engine(Protocol):
     async def reset_prefix_cache(self) -> bool:
         """True if the engine dropped its prefix cache (only in vLLM's dev mode)."""
 
+    async def limits(self) -> Limits | None:
+        """max_loras, max_cpu_loras and max_lora_rank, if the engine tells them."""
+
     async def in_flight(self) -> frozenset[str] | None:
         """Names with a running or waiting request, as far as the metrics tell; None when they don't."""
 
@@ -246,6 +250,9 @@ class AgentView(Protocol):
 
         `name` is looked up as namespace/name, then as resource name, then as served name. When several fit, the first
         in the order in which adapters get room is explained, and `also` lists the others as namespace/name.
+        Keys: adapter (namespace/name), servedName, baseModel, members, wanted (ints), targets, waiting, rejected (why,
+        or ""), isolated, also, and workers: each as core.explain's Explained, the targets in rank first, then the
+        others in the order in which they would be taken. Others may follow.
         """
 
     def record(self) -> Record:
@@ -256,7 +263,8 @@ class AgentView(Protocol):
 
         Keys: name, address, uid, zone, self (bool), state (`alive`, `dead`, or `unknown` for a listed worker that was
         never heard), since and heard (seconds since the epoch), engine (version), engineUp, capacity, cordoned,
-        resting, baseModels, adapters (namespace/name -> {state, revision, message}). Others may follow.
+        resting, baseModels, adapters (namespace/name -> {state, revision, message}). Others may follow. Of one never
+        heard only name, address, self, state and adapters are known.
         """
 
     async def drained(self) -> Row:

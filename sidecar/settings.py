@@ -19,7 +19,10 @@ class Settings(Frozen, frozen=True, kw_only=True):
     # The stable name that placement hashes. Default: the advertised host:port (standalone), the pod (Kubernetes).
     name: str = ""
     zone: str = ""
-    pool: str = ""
+    # Whoever says another pool's name is no peer.
+    pool: str = "default"
+    # Standalone: what spec.workers selects by (in Kubernetes these are the pod's labels).
+    labels: dict[str, str] = {}
     namespace: str = ""
     service: str = ""
     listen: str = "0.0.0.0:8790"

@@ -33,7 +33,7 @@ class Roster:
     """Everybody in the pool, this worker included, as the members' list and the records have it.
 
     With UIDs (Kubernetes) a record counts only for the member with that UID; without (standalone) the members are mere
-    addresses, and the workers are those whose records came from them.
+    addresses, and the workers are those whose records came from them; `unheard` counts the addresses without one.
     """
 
     def __init__(self, me: Peer, members: Sequence[Member], peers: Mapping[str, Peer], unheard: int) -> None:
@@ -47,12 +47,10 @@ class Roster:
         own = by_name.get(me.head.name)
         self.workers = [worker_of(me, own)]
         self.workers += [worker_of(p, by_name.get(n)) for n, p in self.peers.items()]
-        others = (
-            len([m for m in members if m.uid and m.name != me.head.name]) if self.by_uid else len(self.peers) + unheard
-        )
+        others = sum(1 for m in members if m.uid and m.name != me.head.name) if self.by_uid else len(self.peers)
         self.listed = 1 + others
         self.reached = 1 + sum(1 for p in self.peers.values() if p.alive)
-        self.unheard = others - len(self.peers)
+        self.unheard = others - len(self.peers) if self.by_uid else unheard
 
     @property
     def complete(self) -> bool:

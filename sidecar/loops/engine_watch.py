@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
+from sidecar.core.dialect_vllm import Limits
 from sidecar.model import EngineView
 from sidecar.ports import Clock, EdgeError, Engine, EngineRefused
 
@@ -32,6 +33,8 @@ class EngineWatch:
         self._was_up = False
         self._look_lock = asyncio.Lock()
         self.view: EngineView | None = None
+        self.limits: Limits | None = None
+        self.first_answer: float | None = None
         self.message = "the engine has not answered yet"
         self.beat = clock()
         self.on_process: Callable[[EngineView, float], None] | None = None
@@ -54,7 +57,10 @@ class EngineWatch:
             except EdgeError as error:
                 self._missed(str(error), refused=isinstance(error, EngineRefused))
                 return None
-            self._answered(view)
+            fresh = self._answered(view)
+            if fresh:
+                self.limits = await self._engine.limits()
+                self.first_answer = self._clock()
             return view
 
     def _missed(self, message: str, *, refused: bool) -> None:
@@ -64,7 +70,8 @@ class EngineWatch:
         if self._lost_at is None and not refused:
             self._lost_at = self._clock()
 
-    def _answered(self, view: EngineView) -> None:
+    def _answered(self, view: EngineView) -> bool:
+        """Note a good look; True if another process answers than before."""
         before, lost_at = self.view, self._lost_at
         self._lost_at = None
         self.view = view
@@ -74,6 +81,7 @@ class EngineWatch:
         restarted = before is not None and _another(before, view, missed=lost_at is not None)
         if (before is None or restarted) and self.on_process is not None:
             self.on_process(view, (lost_at or view.at) if restarted else 0.0)
+        return before is None or restarted
 
     async def run(self, changed: Callable[[], None]) -> None:
         """Look for ever; call `changed` when the engine's content, or whether it is up, changed."""

@@ -61,7 +61,8 @@ class Reconciler:
         fetch_concurrency: int = 4,
         rng: random.Random | None = None,
     ) -> None:
-        self._backend, self._peers, self._watch, self._store = backend, peers, watch, store
+        self._backend, self._store = backend, store
+        self.peers, self.watch = peers, watch
         self._clock, self._meter, self._rules = clock, meter, rules
         self._base_model, self._capacity = base_model, capacity
         self._keep_files = keep_files_seconds
@@ -140,13 +141,13 @@ class Reconciler:
         """Everything that this worker knows now, as one value."""
         now = self._clock()
         view = self._backend.view()
-        engine = self._watch.current()
+        engine = self.watch.current()
         self._learn_base_models(engine)
         owned, foreign = sight.split_names(engine, self._store.revisions_dir)
         self.adapters = {a.key: a for a in view.adapters or ()}
         catalog = select(view.adapters or (), frozenset(self._base_models))
         self._set_head(view, engine, len(foreign))
-        roster = sight.Roster(self._me(now), view.members or (), self._peer_index(), len(self._peers.unheard()))
+        roster = sight.Roster(self._me(now), view.members or (), self._peer_index(), len(self.peers.unheard()))
         self.roster = roster
         assignments = await self._place(catalog, roster.workers)
         cut_off = isolated(roster.reached, roster.listed)
@@ -171,7 +172,7 @@ class Reconciler:
             peers=roster.peers,
             unmatched=sight.unmatched(catalog.active, assignments, roster),
             engine=engine,
-            engine_message=self._watch.message or "the engine does not answer",
+            engine_message=self.watch.message or "the engine does not answer",
             stale_cache=engine is not None and stale_prefix_cache(engine.version),
             owned=owned,
             foreign=foreign,
@@ -193,7 +194,7 @@ class Reconciler:
             self._base_models = self.memory.base_models
 
     def _set_head(self, view: BackendView, engine: EngineView | None, foreign: int) -> None:
-        steering, seen = view.steering, self._watch.view
+        steering, seen = view.steering, self.watch.view
         now = self._clock()
         self.head = sight.own_head(
             self.head,
@@ -203,7 +204,7 @@ class Reconciler:
             engine=(seen.process or "") if seen else "",
             engine_version=seen.version if seen else "",
             engine_up=engine is not None,
-            engine_seen=self._watch.seen,
+            engine_seen=self.watch.seen,
             cordoned=steering.cordoned,
             terminating=steering.terminating,
             resting=poison.resting(self.memory, now),
@@ -215,7 +216,7 @@ class Reconciler:
     def _peer_index(self) -> dict[str, Peer]:
         """Peers with their entries by adapter; rebuilt only for records that changed."""
         fresh: dict[str, tuple[Record, Peer]] = {}
-        for name, seen in self._peers.view().items():
+        for name, seen in self.peers.view().items():
             if name == self.head.name:
                 continue
             old = self._index.get(name)
@@ -258,7 +259,7 @@ class Reconciler:
         suspicions = tuple(self.memory.suspicions)
         if (self.record.head, self.record.entries, self.record.suspicions) != (self.head, told, suspicions):
             self.record = Record(head=self.head, version=self.record.version + 1, entries=told, suspicions=suspicions)
-            self._peers.announce(self.record)
+            self.peers.announce(self.record)
         self._note_withdrawals(plan_.statuses, world)
         self._meter.adapters({s: n for s in State if (n := sum(1 for x in plan_.statuses.values() if x.state == s))})
         self._meter.engine(world.engine is not None)
@@ -279,7 +280,7 @@ class Reconciler:
     async def confirm(self, action: Unload | Swap) -> bool:
         """Directly before a copy goes: do the witnesses still say what they said?"""
         world = self.world
-        if world is None or self._watch.current() is None:
+        if world is None or self.watch.current() is None:
             return False
         fresh = await asyncio.gather(*(self._ask(name) for name in action.witnesses))
         peers = dict(world.peers)
@@ -314,7 +315,7 @@ class Reconciler:
 
     async def _ask(self, name: str) -> Peer | None:
         try:
-            return sight.as_peer(await self._peers.ask(name), self._clock(), True)
+            return sight.as_peer(await self.peers.ask(name), self._clock(), True)
         except PeerUnreachable:
             return None
 

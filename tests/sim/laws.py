@@ -27,6 +27,7 @@ class Watcher:
         self.log: list[str] = []
         self._served: dict[str, float] = {}
         self._excused_until = 0.0
+        self._sudden = -60.0
         self._watched: set[str] = set()
 
     def note(self, text: str) -> None:
@@ -34,7 +35,8 @@ class Watcher:
         self.log.append(f"{asyncio.get_running_loop().time():9.2f} {text}")
 
     def excuse(self, seconds: float) -> None:
-        """From now on, for so long, an adapter may be served nowhere."""
+        """Something dies now without a word: for so long an adapter may be served nowhere."""
+        self._sudden = asyncio.get_running_loop().time()
         self._excused_until = max(self._excused_until, asyncio.get_running_loop().time() + seconds)
 
     def attach(self) -> None:
@@ -64,7 +66,10 @@ class Watcher:
         if adapter is None or entry is None or entry.state == State.DRAINING:
             if entry is not None and self.pool.clock() - entry.since < 1.9:
                 self._fault(f"{worker} unloads {name} after {self.pool.clock() - entry.since:.2f} s of drain")
-            if adapter is not None and self._must_serve(adapter.key) and not self._elsewhere(worker, name):
+            # What a peer reported up to 10 s ago may have died since: no protocol survives that.
+            lately = asyncio.get_running_loop().time() - self._sudden < 10.0
+            must = adapter is not None and self._must_serve(adapter.key)
+            if must and not lately and not self._elsewhere(worker, name):
                 self._fault(f"{worker} unloads {name}, the last copy")
             return
         if entry.state == State.LOADING and not self._elsewhere(worker, name):

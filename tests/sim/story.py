@@ -83,7 +83,8 @@ class Story:
 
     async def _disturb(self) -> None:
         planned: list[Callable[[], Awaitable[None]]] = [
-            self.restart_agent, self.edit, self.update, self.join, self.cordon, self.delete, self.stale_lists, self.origin_out,
+            self.restart_agent, self.edit, self.update, self.join,
+            self.cordon, self.delete, self.stale_lists, self.origin_out,
         ]  # fmt: skip
         sudden: list[Callable[[], Awaitable[None]]] = [
             self.kill_engine, self.cut, self.kill_worker, self.hang, self.refuse, self.poison, self.spoil,
@@ -227,6 +228,16 @@ class Story:
                 self.versions += 1
                 pool.update(key, f"{key}-healed{self.versions}")
         pool.publish()
+        await self._restart_stale_engines()
+
+    async def _restart_stale_engines(self) -> None:
+        """What the message of a held update asks for, one engine after the other."""
+        for worker in list(self.pool.workers.values()):
+            if worker.engine.version == "0.30.0":
+                await asyncio.sleep(15)
+                self.watch.excuse(60)
+                worker.engine.kill()
+                worker.engine.start()
 
 
 def tell(seed: int) -> Story:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from sidecar.model import Adapter, BaseModel, EngineView, Listing, Member, Record, RemoteFile, State, Steering
+from sidecar.model import Adapter, BaseModel, EngineView, Listing, Member, Record, RemoteFile, Steering
 from sidecar.ports import (
     AdapterRejected,
     BackendView,
@@ -137,6 +137,9 @@ class SimEngine:
     async def reset_prefix_cache(self) -> bool:
         await self._answer()
         return False
+
+    async def limits(self) -> None:
+        return None
 
     async def in_flight(self) -> frozenset[str] | None:
         return None
@@ -280,18 +283,3 @@ class Silent:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *args, **kwargs: None
-
-
-__all__ = [
-    "BASE",
-    "Disk",
-    "Network",
-    "Origin",
-    "Silent",
-    "SimBackend",
-    "SimEngine",
-    "SimFetcher",
-    "SimPeers",
-    "State",
-    "revision",
-]
