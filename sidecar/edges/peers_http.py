@@ -258,8 +258,8 @@ class PolledPeers:
                 log.warning("peer_unreachable", address=slot.member.address, name=slot.member.name, reason=str(error))
             slot.error = error
             raise
-        if slot.error is not None or not slot.answered:
-            log.info("peer_reachable", address=slot.member.address, name=slot.member.name, own=slot.own)
+        if slot.error is not None:
+            log.info("peer_reachable", address=slot.member.address, name=slot.member.name)
         slot.error, slot.answered = None, True
 
     async def _question(self, slot: _Slot) -> None:
