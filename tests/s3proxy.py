@@ -72,7 +72,7 @@ class Proxy:
         self.asked.append(asked)
         fault = self.fault(asked)
         if fault is not None and fault.status:
-            return web.Response(status=fault.status, text="<Error><Code>SlowDown</Code></Error>")
+            return web.Response(status=fault.status, text="<Error><Code>Scripted</Code></Error>")
         assert self._session is not None
         url = URL(self.target + request.raw_path, encoded=True)
         # The signature covers the Host header as the client sent it.

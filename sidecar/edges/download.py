@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -31,13 +31,18 @@ class ReadRange(Protocol):
     def __call__(self, file: RemoteFile, start: int, stop: int, sink: Sink) -> Coroutine[Any, Any, None]: ...
 
 
+Pause = Callable[[float], Awaitable[None]]
+"""Waits so many seconds before a part is tried again."""
+
+
 class Download:
     """Brings everything in `content` that is missing. `run` is called once."""
 
-    def __init__(self, content: PartialContent, read: ReadRange, slots: Slots) -> None:
+    def __init__(self, content: PartialContent, read: ReadRange, slots: Slots, *, pause: Pause = asyncio.sleep) -> None:
         self._content = content
         self._read = read
         self._slots = slots
+        self._pause = pause
         self._under_way: set[_Part] = set()
 
     @property
@@ -90,7 +95,7 @@ class Download:
                 failures = 1 if attempt.position - start >= BLOCK else failures + 1
                 if failures >= ATTEMPTS:
                     raise
-                await asyncio.sleep(BACKOFF.delay(failures, random.random()))
+                await self._pause(BACKOFF.delay(failures, random.random()))
 
     async def _attempt(self, remote: RemoteFile, attempt: _Attempt) -> None:
         start = attempt.position
@@ -102,7 +107,7 @@ class Download:
             raise OriginError(f"{remote.path}: {attempt.stop - attempt.position} bytes are missing from the answer")
 
 
-class _Closed(Exception):
+class Closed(Exception):
     """Ends a read that nobody waits for any more."""
 
 
@@ -122,7 +127,7 @@ class _Attempt:
     def __call__(self, block: bytes) -> None:
         """Runs on the reader's thread."""
         if self._closed:
-            raise _Closed
+            raise Closed
         if self.position + len(block) > self.stop:
             raise OriginChanged(f"{self._file.remote.path}: more bytes than were asked for")
         self._file.write(self.position, block)

@@ -1,0 +1,284 @@
+"""The fetcher: from an adapter and a listing to a published revision, one download per content at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from sidecar.core.preflight import Limits, Refused, check_files
+from sidecar.core.sources import shown
+from sidecar.edges.archive import unpack
+from sidecar.edges.content import OtherContent, Unverified, compare, compare_known, content_key
+from sidecar.edges.download import Download, ReadRange
+from sidecar.edges.inspection import inspect_adapter
+from sidecar.edges.jobs import Job, Waiter, uninterrupted
+from sidecar.edges.origins import Origin, Origins, Sink, listing_of
+from sidecar.edges.partial import FILES, PartialContent
+from sidecar.edges.slots import Slots
+from sidecar.edges.threads import in_thread
+from sidecar.model import Adapter, Listing, RemoteFile, StoredFile, revision_of
+from sidecar.ports import (
+    AdapterRejected,
+    Fetched,
+    OriginDenied,
+    OriginError,
+    Progress,
+)
+from sidecar.settings import Settings
+
+log = structlog.get_logger()
+
+LISTING_SECONDS = 60.0
+LISTINGS_AT_ONCE = 16
+
+
+class PeerBytes(Protocol):
+    """Other workers as a source of bytes, asked before the origin."""
+
+    async def read(
+        self, adapter: Adapter, listing: Listing, file: RemoteFile, start: int, stop: int, sink: Sink
+    ) -> int:
+        """Give `sink` as much of [start, stop) as peers deliver in good time, from the start and in order.
+
+        Returns the position reached; the origin gives the rest. Raises nothing but what `sink` raises.
+        """
+
+
+class ContentStore(Protocol):
+    """What the fetcher needs of the adapters directory. All block, but `revisions`; all may raise DiskFull."""
+
+    def revisions(self) -> Mapping[str, str]:
+        """Revision -> directory, of all that are published."""
+
+    def staging(self, key: str) -> Path:
+        """The directory of this download, kept over a restart."""
+
+    def discard(self, key: str) -> None:
+        """Drop a download."""
+
+    def reuse(self, sha256: str, target: Path) -> bool:
+        """Link content that is already here to `target`."""
+
+    def need(self, size: int, key: str = "") -> None:
+        """Hold room for a download."""
+
+    def publish(self, staged: Path, files: Sequence[StoredFile]) -> tuple[str, Path]:
+        """Make a revision, and drop the download."""
+
+
+Credentials = Callable[[Adapter], Awaitable[Mapping[str, str]]]
+"""The data of an adapter's Secret. Raises OriginError."""
+
+
+class OriginFetcher:
+    """See ports.Fetcher."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: ContentStore,
+        *,
+        limits: Callable[[], Limits] | None = None,
+        credentials: Credentials | None = None,
+        peers: PeerBytes | None = None,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._origins = Origins(settings)
+        self._limits = limits or self._limits_of_settings
+        self._credentials = credentials
+        self._peers = peers
+        self._slots = Slots(settings.fetch_concurrency)
+        self._listings = Slots(LISTINGS_AT_ONCE)
+        self._jobs: dict[str, Job] = {}
+
+    async def close(self) -> None:
+        """Stop all downloads, keeping what is whole."""
+        jobs = [job.task for job in self._jobs.values()]
+        for task in jobs:
+            task.cancel()
+        if jobs:
+            await asyncio.wait(jobs, timeout=1)
+        await self._origins.close()
+
+    async def listing(self, adapter: Adapter) -> Listing:
+        """See ports.Fetcher."""
+        origin = await self._open(adapter)
+        try:
+            async with asyncio.timeout(LISTING_SECONDS):
+                listing = await self._listings.run(origin.listing, lambda: 0)
+        except TimeoutError:
+            raise OriginError(f"{shown(adapter.source.uri)}: no list of files within {LISTING_SECONDS:.0f} s") from None
+        return self._bounded(adapter, listing)
+
+    async def fetch(self, adapter: Adapter, listing: Listing, revision: str | None, progress: Progress) -> Fetched:
+        """See ports.Fetcher."""
+        digest = adapter.source.digest
+        if digest and revision:
+            compare(adapter, None, revision)
+        wanted = digest or revision
+        present = self._store.revisions().get(wanted) if wanted else None
+        if wanted and present is not None:
+            warnings = await in_thread(partial(self._inspect, adapter, Path(present)))
+            return Fetched(revision=wanted, path=present, listing=listing, warnings=warnings)
+        listing = self._bounded(adapter, listing)
+        self._check_names(adapter, listing)
+        waiter = Waiter(wanted, progress)
+        job = self._join(adapter, listing, waiter)
+        try:
+            fetched = await asyncio.shield(job.task)
+        except OtherContent as error:
+            compare(adapter, revision, error.found)
+            raise
+        finally:
+            job.waiters.discard(waiter)
+            if not job.waiters:
+                job.task.cancel()
+        compare(adapter, revision, fetched.revision)
+        return fetched
+
+    def _join(self, adapter: Adapter, listing: Listing, waiter: Waiter) -> Job:
+        """The job for this content, a new one if there is none that anybody still waits for."""
+        key = content_key(adapter, listing)
+        job = self._jobs.get(key)
+        if job is not None and job.waiters:
+            job.waiters.add(waiter)
+            return job
+        fresh = self._jobs[key] = Job(waiter)
+        fresh.task = asyncio.create_task(self._run(key, fresh, adapter, listing, job.task if job else None))
+
+        def done(task: asyncio.Task[Fetched]) -> None:
+            if self._jobs.get(key) is fresh:
+                del self._jobs[key]
+            if not task.cancelled():
+                task.exception()  # seen, even if all who waited have gone
+
+        fresh.task.add_done_callback(done)
+        return fresh
+
+    async def _run(
+        self, key: str, job: Job, adapter: Adapter, listing: Listing, previous: asyncio.Task[Fetched] | None
+    ) -> Fetched:
+        if previous is not None:
+            await asyncio.wait({previous})  # it was cancelled, and lets go of the same directory
+        origin = await self._open(adapter)
+        if self._peers is not None:
+            try:
+                return await self._bring(key, job, adapter, listing, self._from_peers(origin, adapter, listing))
+            except Unverified as error:
+                log.warning("peers_bytes_refused", adapter=adapter.key, reason=str(error.reason))
+        try:
+            return await self._bring(key, job, adapter, listing, origin.read)
+        except Unverified as error:
+            raise error.reason from None
+
+    async def _bring(self, key: str, job: Job, adapter: Adapter, listing: Listing, read: ReadRange) -> Fetched:
+        """Download, verify, publish. Raises Unverified, having dropped the download, if the content is wrong."""
+        started = asyncio.get_running_loop().time()
+        # An archive lies beside what it unpacks to until that is published.
+        await in_thread(partial(self._store.need, listing.size * (2 if listing.archive else 1), key))
+        content = await uninterrupted(in_thread(partial(self._content, key, listing)), undo=PartialContent.close)
+        try:
+            download = Download(content, read, self._slots)
+            already = download.bytes_done
+            reports = asyncio.create_task(job.report(download, listing.size))
+            try:
+                files = await download.run()
+            finally:
+                reports.cancel()
+        finally:
+            await in_thread(content.close)
+        finishing = in_thread(partial(self._finish, key, job, adapter, listing, files))
+        fetched = await uninterrupted(finishing, stop=job.stop.set)
+        job.tell(listing.size, listing.size)
+        took = asyncio.get_running_loop().time() - started
+        log.info(
+            "adapter_fetched",
+            adapter=adapter.key,
+            revision=fetched.revision,
+            bytes=listing.size - already,
+            resumed=already,
+            seconds=round(took, 3),
+        )
+        return fetched
+
+    def _content(self, key: str, listing: Listing) -> PartialContent:
+        return PartialContent(self._store.staging(key), listing, self._store.reuse)
+
+    def _finish(self, key: str, job: Job, adapter: Adapter, listing: Listing, files: tuple[StoredFile, ...]) -> Fetched:
+        """Blocking. Nothing is published before all of it has been verified and checked."""
+        staging = self._store.staging(key)
+        root = staging / FILES
+        try:
+            compare_known(adapter, listing, files)
+            if listing.archive:
+                archive, root = root / listing.files[0].path, staging / "unpacked"
+                files = unpack(archive, root, self._limits(), name=shown(adapter.source.uri), stop=job.stop)
+            warnings = self._inspect(adapter, root)
+            revision = revision_of(files)
+            job.accept(adapter, revision)
+        except (OriginError, AdapterRejected) as error:
+            self._store.discard(key)
+            raise Unverified(error) from None
+        _, path = self._store.publish(root, files)
+        return Fetched(revision=revision, path=str(path), listing=listing, warnings=warnings)
+
+    def _inspect(self, adapter: Adapter, directory: Path) -> tuple[str, ...]:
+        """The warnings. Raises AdapterRejected."""
+        try:
+            return inspect_adapter(directory, self._limits())
+        except AdapterRejected as error:
+            raise AdapterRejected(f"{shown(adapter.source.uri)}: {error}") from None
+
+    def _bounded(self, adapter: Adapter, listing: Listing) -> Listing:
+        """The listing, which may come from another worker. Raises AdapterRejected."""
+        where = shown(adapter.source.uri)
+        listing = listing_of(listing.files, where, archive=listing.archive)
+        limit = self._settings.max_adapter_bytes
+        if listing.size > limit:
+            raise AdapterRejected(f"{where} holds {listing.size} bytes, the limit for one adapter is {limit}")
+        return listing
+
+    def _check_names(self, adapter: Adapter, listing: Listing) -> None:
+        """Raises AdapterRejected for what the names and sizes alone tell, before a byte is read."""
+        where = shown(adapter.source.uri)
+        if listing.archive and len(listing.files) != 1:
+            raise AdapterRejected(f"{where}: an archive is one file, not {len(listing.files)}")
+        if not listing.archive:
+            try:
+                check_files({file.path: file.size for file in listing.files}, self._limits())
+            except Refused as error:
+                raise AdapterRejected(f"{where}: {error}") from None
+
+    def _limits_of_settings(self) -> Limits:
+        return Limits(
+            max_lora_rank=self._settings.max_lora_rank,
+            allow_pickle=self._settings.allow_pickle,
+            max_bytes=self._settings.max_adapter_bytes,
+        )
+
+    async def _open(self, adapter: Adapter) -> Origin:
+        if not adapter.source.secret:
+            return self._origins.open(adapter.source.uri)
+        if self._credentials is None:
+            raise OriginDenied(
+                f"{shown(adapter.source.uri)} needs the Secret {adapter.source.secret!r}, but this agent may not read"
+                " Secrets: allow it, or give the pod an identity of its own"
+            )
+        return self._origins.open(adapter.source.uri, await self._credentials(adapter))
+
+    def _from_peers(self, origin: Origin, adapter: Adapter, listing: Listing) -> ReadRange:
+        peers = self._peers
+        assert peers is not None
+
+        async def read(file: RemoteFile, start: int, stop: int, sink: Sink) -> None:
+            reached = await peers.read(adapter, listing, file, start, stop, sink)
+            if reached < stop:
+                await origin.read(file, reached, stop, sink)
+
+        return read
