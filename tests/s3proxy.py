@@ -24,7 +24,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to an answer after `after` bytes of its body: the connection breaks, or waits for an event."""
+    """What happens to an answer after `after` bytes of its body: the connection breaks, or waits for an event.
+
+    With a status that is the answer.
+    """
 
     after: int = 0
     wait: asyncio.Event | None = None
@@ -72,6 +75,8 @@ class Proxy:
         self.asked.append(asked)
         fault = self.fault(asked)
         if fault is not None and fault.status:
+            if fault.wait is not None:
+                await fault.wait.wait()
             return web.Response(status=fault.status, text="<Error><Code>Scripted</Code></Error>")
         assert self._session is not None
         url = URL(self.target + request.raw_path, encoded=True)

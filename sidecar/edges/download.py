@@ -12,7 +12,7 @@ from sidecar.core.retry import Backoff
 from sidecar.edges.origins import BLOCK, Sink
 from sidecar.edges.partial import PartialContent, PartialFile
 from sidecar.edges.slots import Slots
-from sidecar.edges.threads import in_thread
+from sidecar.edges.threads import in_thread, uninterrupted
 from sidecar.model import RemoteFile, StoredFile
 from sidecar.ports import OriginChanged, OriginDenied, OriginError
 
@@ -73,13 +73,14 @@ class Download:
             self._under_way.add(part)
             try:
                 await self._fill(part)
-                await in_thread(partial(file.finish_part, number))
+                # Also when another part has just failed: what is here should stay.
+                await uninterrupted(in_thread(partial(file.finish_part, number)))
                 file.done.add(number)
             finally:
                 part.attempt.close()
                 self._under_way.discard(part)
-            if len(file.done) == file.parts:
-                await in_thread(file.finish)
+            if len(file.done) == file.parts and not file.sha256:
+                await uninterrupted(in_thread(file.finish))
 
     async def _fill(self, part: _Part) -> None:
         """Read until the part is whole, going on where a fault came."""

@@ -16,11 +16,11 @@ from sidecar.edges.archive import unpack
 from sidecar.edges.content import OtherContent, Unverified, compare, compare_known, content_key
 from sidecar.edges.download import Download, ReadRange
 from sidecar.edges.inspection import inspect_adapter
-from sidecar.edges.jobs import Job, Waiter, uninterrupted
+from sidecar.edges.jobs import Job, Waiter
 from sidecar.edges.origins import Origin, Origins, Sink, listing_of
 from sidecar.edges.partial import FILES, PartialContent
 from sidecar.edges.slots import Slots
-from sidecar.edges.threads import in_thread
+from sidecar.edges.threads import in_thread, uninterrupted
 from sidecar.model import Adapter, Listing, RemoteFile, StoredFile, revision_of
 from sidecar.ports import (
     AdapterRejected,

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
 from sidecar.edges.content import OtherContent
 from sidecar.edges.download import Download
 from sidecar.model import Adapter
 from sidecar.ports import Fetched, Progress
-
-T = TypeVar("T")
 
 PROGRESS_SECONDS = 0.25
 
@@ -50,22 +46,3 @@ class Job:
         waiters = tuple(self.waiters)
         if waiters and all(waiter.wanted not in (None, revision) for waiter in waiters):
             raise OtherContent(adapter, revision)
-
-
-async def uninterrupted(
-    call: Awaitable[T], *, undo: Callable[[T], None] | None = None, stop: Callable[[], None] | None = None
-) -> T:
-    """The result of `call`, which always comes to its end: two must not work in one directory.
-
-    On a cancellation `stop` asks it to hurry, and `undo` takes back what it made.
-    """
-    future = asyncio.ensure_future(call)
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        if stop is not None:
-            stop()
-        await asyncio.wait({future})
-        if undo is not None and future.exception() is None:
-            undo(future.result())
-        raise

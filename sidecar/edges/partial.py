@@ -197,6 +197,7 @@ class PartialFile:
     def finish_part(self, part: int) -> None:
         """Note that a part is whole, and hash what can be."""
         if self.parts == 1:
+            self.finish()
             return
         with translated(self._doing):
             os.fdatasync(self._handle)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -42,3 +42,22 @@ async def in_thread(call: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="lora-sidecar-io", daemon=True).start()
     return await future
+
+
+async def uninterrupted(
+    call: Awaitable[T], *, undo: Callable[[T], None] | None = None, stop: Callable[[], None] | None = None
+) -> T:
+    """The result of `call`, which always comes to its end: two must not work in one directory.
+
+    On a cancellation `stop` asks it to hurry, and `undo` takes back what it made.
+    """
+    future = asyncio.ensure_future(call)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        if stop is not None:
+            stop()
+        await asyncio.wait({future})
+        if undo is not None and future.exception() is None:
+            undo(future.result())
+        raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -41,6 +42,13 @@ def upload(s3: S3Server, prefix: str, files: Files) -> str:
     for path, data in files.items():
         s3.put("bucket", f"{prefix}/{path}", data)
     return f"s3://bucket/{prefix}"
+
+
+async def noted(adapters: Path, count: int) -> None:
+    """Returns when so many parts and files of the downloads in this directory have been noted as whole."""
+    journals = adapters / "tmp/staging"
+    while sum(journal.read_bytes().count(b"\n") - 1 for journal in journals.glob("*/journal")) < count:  # noqa: ASYNC110  # a file has no event
+        await asyncio.sleep(0.002)
 
 
 @pytest.fixture(scope="module")

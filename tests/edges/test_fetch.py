@@ -16,7 +16,7 @@ from sidecar.model import Adapter, Listing, RemoteFile
 from sidecar.ports import AdapterRejected, DiskFull, Fetched, OriginChanged, OriginDenied
 from sidecar.settings import MIB, Settings
 from tests.adapters import adapter, revision, tar_gz
-from tests.edges.fetching import content, fetched, fetcher, ignore, proxy, s3, store, upload, wanted
+from tests.edges.fetching import content, fetched, fetcher, ignore, noted, proxy, s3, store, upload, wanted
 from tests.s3proxy import Asked, Fault, Proxy
 from tests.s3server import S3Server
 
@@ -102,13 +102,18 @@ async def test_an_object_whose_connection_breaks_twice_costs_no_other_object_a_s
 
 
 async def test_a_download_that_fails_keeps_what_is_whole_for_the_next_time(
-    s3: S3Server, proxy: Proxy, fetcher: OriginFetcher
+    s3: S3Server, proxy: Proxy, tmp_path: Path, fetcher: OriginFetcher
 ) -> None:
     files = adapter("outage", weights_bytes=300_000)
     one = wanted(upload(s3, "outage", files))
-    proxy.fault = lambda asked: Fault(status=403) if "safetensors" in asked.path else None
+    listing = await fetcher.listing(one)
+    goes_on = asyncio.Event()
+    proxy.fault = lambda asked: Fault(status=403, wait=goes_on) if "safetensors" in asked.path else None
+    failing = asyncio.create_task(fetcher.fetch(one, listing, None, ignore))
+    await noted(tmp_path / "adapters", 1)
+    goes_on.set()
     with pytest.raises(OriginDenied, match=r"s3://bucket/outage.*403"):
-        await fetched(fetcher, one)
+        await failing
     proxy.fault = lambda _: None
     proxy.asked.clear()
     assert (await fetched(fetcher, one)).revision == revision(files)
