@@ -15,7 +15,8 @@ from pathlib import Path
 from sidecar.core.catalog import base_model_conflict, name_conflict, select
 from sidecar.core.documents import MAX_BYTES, Document, Unreadable, decode
 from sidecar.core.manifest import InvalidManifest, key_of, parse_adapter
-from sidecar.edges.manifests import list_manifests, reason
+from sidecar.dialects import is_foreign
+from sidecar.edges.manifests import list_manifests, looks_like_json, reason
 from sidecar.model import Adapter, Source
 from sidecar.settings import Settings
 
@@ -59,6 +60,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--max-lora-rank", type=int, default=0, metavar="N", help="the engines' --max-lora-rank; 0 checks none"
     )
+    parser.add_argument(
+        "--convert",
+        action="store_true",
+        help="print Adapter manifests made of other systems' resources (Dynamo's DynamoModel, AIBrix's ModelAdapter,"
+        " the production stack's LoraAdapter), with comments on what is different",
+    )
     parser.add_argument("--allow-pickle", action="store_true", help="accept .bin and .pt weights, as agents may")
     parser.add_argument("--allow-http", action="store_true", help="accept http:// sources, as agents may")
     parser.set_defaults(run=run)
@@ -66,27 +73,44 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """0: all is well. 1: faults. 2: something can't be read."""
-    findings: list[Finding] = []
-    unusable: list[str] = []
-    for path in args.manifests:
-        try:
-            for name, data in _inputs(path):
-                findings += _examine(name, data, allow_http=args.allow_http)
-        except OSError as error:
-            unusable.append(f"{path}: {reason(error)}")
+    inputs, unusable = _read(args.manifests)
+    if args.convert:
+        return _convert(inputs, unusable)
+    findings = [found for name, data in inputs for found in _examine(name, data, allow_http=args.allow_http)]
     compare(findings)
     if args.fetch:
         asyncio.run(_fetch_all(findings, args))
     for line in (line for finding in findings for line in finding.lines()):
         print(line)
+    return _status(unusable, faults=any(finding.faults for finding in findings))
+
+
+def _convert(inputs: list[tuple[str, bytes]], unusable: list[str]) -> int:
+    from sidecar.cli.conversion import convert_all
+
+    text, faults = convert_all(inputs)
+    print(text, end="")
+    return _status(unusable, faults=faults)
+
+
+def _status(unusable: list[str], *, faults: bool) -> int:
     for text in unusable:
         print(f"lora-sidecar check: {text}", file=sys.stderr)
-    if unusable:
-        return UNUSABLE
-    if not findings:
-        print("lora-sidecar check: no manifests found; they end in .yaml, .yml or .json", file=sys.stderr)
-        return UNUSABLE
-    return FAULTS if any(finding.faults for finding in findings) else OK
+    return UNUSABLE if unusable else FAULTS if faults else OK
+
+
+def _read(paths: Iterable[str]) -> tuple[list[tuple[str, bytes]], list[str]]:
+    """Name and content of every manifest, and what can't be read."""
+    inputs: list[tuple[str, bytes]] = []
+    unusable: list[str] = []
+    for path in paths:
+        try:
+            inputs += _inputs(path)
+        except OSError as error:
+            unusable.append(f"{path}: {reason(error)}")
+    if not inputs and not unusable:
+        unusable.append("no manifests found; they end in .yaml, .yml or .json")
+    return inputs, unusable
 
 
 def _inputs(path: str) -> Iterable[tuple[str, bytes]]:
@@ -102,9 +126,8 @@ def _inputs(path: str) -> Iterable[tuple[str, bytes]]:
 
 
 def _examine(name: str, data: bytes, *, allow_http: bool) -> list[Finding]:
-    is_json = name.lower().endswith(".json") or (name == "-" and data.lstrip().startswith(b"{"))
     try:
-        documents = decode(data, is_json=is_json)
+        documents = decode(data, is_json=looks_like_json(name, data))
     except Unreadable as error:
         return [Finding(where=name, faults=[str(error)])]
     if not documents:
@@ -114,6 +137,11 @@ def _examine(name: str, data: bytes, *, allow_http: bool) -> list[Finding]:
 
 def _judge(name: str, document: Document, *, allow_http: bool) -> Finding:
     place = f"{name}:{document.number}" + (f".{document.item}" if document.item else "")
+    if is_foreign(document.value):
+        hint = (
+            f"a {document.value['kind']} is another system's; this makes an Adapter of it: lora-sidecar check --convert"
+        )
+        return Finding(where=place, key=key_of(document.value), faults=[hint])
     try:
         adapter = parse_adapter(document.value, allow_http=allow_http)
     except InvalidManifest as error:

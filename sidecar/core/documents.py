@@ -239,10 +239,10 @@ def _resolve(event: Any, plain: bool) -> object:
         raise _at(event, f"the tag {show(event.tag)} is not known; leave it out")
     if tag in ("!", "str") or not (plain or tag):
         return text
-    return _plain(text)
+    return plain_scalar(text)
 
 
-def _plain(text: str) -> object:
+def plain_scalar(text: str) -> object:
     """What an unquoted scalar means."""
     if text in _NULLS:
         return None

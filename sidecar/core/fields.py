@@ -96,6 +96,15 @@ class Fields:
     def raw(self, key: str) -> object:
         return self._value.get(key)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all fields that are there."""
+        return tuple(str(key) for key in self._value)
+
+    def empty(self, key: str) -> Fields:
+        """What stands in for a mapping under `key` that isn't there."""
+        return Fields({}, self.path(key), self._faults, self._strict)
+
     def only(self, known: Sequence[str], elsewhere: Mapping[str, str] | None = None) -> None:
         """Note every key outside `known`. `elsewhere` maps a field's name to the path where it belongs."""
         if not self._strict:

@@ -39,6 +39,11 @@ def is_manifest(name: str) -> bool:
     return not name.startswith(".") and name.lower().endswith(SUFFIXES)
 
 
+def looks_like_json(name: str, data: bytes) -> bool:
+    """Whether a manifest is JSON, by its name; stdin (`-`) by how it begins."""
+    return name.lower().endswith(".json") or (name == "-" and data.lstrip().startswith(b"{"))
+
+
 def read_manifest(path: str) -> tuple[Stamp, bytes]:
     """The file's stamp and its bytes, cut one byte beyond what a manifest may have.
 

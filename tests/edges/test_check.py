@@ -157,3 +157,48 @@ def test_fetch_holds_a_digest_to_its_word(tmp_path: Path) -> None:
     done = check("m.yaml", "--fetch", cwd=tmp_path)
     assert done.returncode == 1
     assert "abab" in done.stdout
+
+
+MIXED = """
+apiVersion: model.aibrix.ai/v1alpha1
+kind: ModelAdapter
+metadata: {name: sql}
+spec: {baseModel: qwen, podSelector: {}, artifactURL: "hf://org/repo"}
+---
+apiVersion: nvidia.com/v1alpha1
+kind: DynamoModel
+metadata: {name: chat}
+spec: {modelName: "1e3", baseModelName: qwen, modelType: lora, source: {uri: "s3://bucket/chat"}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+"""
+
+
+def test_convert_makes_manifests_that_check_finds_good(tmp_path: Path) -> None:
+    (tmp_path / "old.yaml").write_text(MIXED + "---\n" + manifest("own"))
+    done = check("old.yaml", "--convert", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "# from old.yaml, document 1: ModelAdapter\n# note: " in done.stdout
+    assert "# old.yaml, document 3: a Service is no adapter; left out\n" in done.stdout
+    again = check("-", cwd=tmp_path, stdin=done.stdout)
+    assert again.stdout.splitlines() == ["-:1 default/sql: ok", "-:2 default/chat: ok", "-:4 default/own: ok"]
+    assert "servedName: '1e3'" in done.stdout
+
+
+def test_convert_says_what_has_to_be_repaired(tmp_path: Path) -> None:
+    (tmp_path / "old.yaml").write_text(MIXED.replace("baseModel: qwen, ", ""))
+    (tmp_path / "bad.yaml").write_text("kind: [")
+    done = check("--convert", "old.yaml", "bad.yaml", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "# repair: spec.baseModel" in done.stdout
+    assert "# bad.yaml: line" in done.stdout
+
+
+def test_check_points_to_convert(tmp_path: Path) -> None:
+    (tmp_path / "old.yaml").write_text(MIXED)
+    done = check("old.yaml", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "old.yaml:1 default/sql: a ModelAdapter is another system's" in done.stdout
+    assert "check --convert" in done.stdout
