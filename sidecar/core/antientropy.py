@@ -19,6 +19,8 @@ MAX_SYNC_WANTS = 2_000
 MAX_STEPS = 40
 # Records that one sync may bring and that are still passed on as news; with more, everyone will sync.
 FEW = 32
+# Bytes of claims that go along with any step, as with a datagram.
+_CLAIMS_ROOM = 1000
 
 
 class Conversation:
@@ -89,10 +91,11 @@ class Sync:
         return SyncRequest(claims=(*self._mine(sender.uid), *claims), wants=wants, deltas=tuple(deltas))
 
     def _mine(self, to: str) -> tuple[Claim, ...]:
-        """The own claim, and what the other should refute."""
+        """The own claim, what the other should refute, and news: where datagrams are dropped, they go this way."""
         about = self._membership.members.about(to)
+        told = self._membership.rumours.take_claims(_CLAIMS_ROOM, self._membership.limit)
         mine = self._membership.me.claim()
-        return (mine,) if about is None else (mine, about)
+        return (mine, *told) if about is None else (mine, about, *told)
 
     def _take(
         self, claims: Sequence[Claim], deltas: Sequence[Delta], sender: Party, now: float, *, tell: bool
@@ -106,8 +109,11 @@ class Sync:
             membership.merge(delta, sender.uid, now, tell=tell)
         corrections: list[Claim] = []
         for claim in claims:
+            known = membership.members.by_uid.get(claim.uid)
             about = membership.members.about(claim.uid)
-            if about is not None and about.rank > claim.rank and claim.uid != sender.uid:
+            if known is not None and known.generation > claim.generation:
+                corrections.append(known.claim())  # a process that must rise above an earlier one of its own
+            elif about is not None and about.rank > claim.rank and claim.uid != sender.uid:
                 corrections.append(about)
         return corrections
 

@@ -147,7 +147,7 @@ class Gossip:
         return self.sync.answer(request, sender, now)
 
     def answered(self, talk: Conversation, answer: SyncAnswer, sender: Party, now: float) -> SyncRequest | None:
-        """The next request of a conversation, None when it is over. The answer must be from `talk.to` if it has a UID."""
+        """The next request of a conversation, None when it is over. Only `talk.to` may answer, if it has a UID."""
         self._wake(now)
         self.joined = True
         if talk.purpose == "join":
@@ -250,6 +250,8 @@ class Gossip:
             yield self._talk(member.party, member.address, "probe", (), max(0.5, probe.failed_at - now))
             target = Target(member.uid, member.generation, member.address)
             for helper in self.members.sample(self._timing.helpers, without=member.uid):
+                if helper.udp is False:
+                    continue
                 probe.helpers += 1
                 yield self._send(helper.party, helper.address, Kind.PING_REQ, probe.seq, target)
 
@@ -322,7 +324,10 @@ class Gossip:
         for member in self.members.sample(self._timing.news_fanout):
             if not len(self.membership.rumours):
                 break
-            effects.append(self._send(member.party, member.address, Kind.GOSSIP))
+            if member.udp is not False:
+                effects.append(self._send(member.party, member.address, Kind.GOSSIP))
+            elif len(self._talks) < _MAX_TALKS:
+                effects.append(self._talk(member.party, member.address, "news"))
         return effects
 
     def _talk(self, to: Party, address: str, purpose: str, only: tuple[str, ...] = (), timeout: float = 0.0) -> Talk:
@@ -339,10 +344,9 @@ class Gossip:
         """A datagram with as much news as fits. The first claim is the own one, the second what `to` should refute."""
         room = self._room(to.uid) - len(encode(PackedMessage(seq, target))) - 4
         about = self.members.about(to.uid)
-        claims = [raw(claim) for claim in (self.membership.me.claim(), about) if claim is not None]
-        room -= sum(memoryview(claim).nbytes for claim in claims)
         limit = self.membership.limit
-        claims += self.membership.rumours.take_claims(room // _CLAIMS_SHARE, limit)
-        room -= sum(memoryview(claim).nbytes for claim in claims[2 if about else 1 :])
+        told = self.membership.rumours.take_claims(room // _CLAIMS_SHARE, limit)
+        claims = [raw(claim) for claim in (self.membership.me.claim(), about, *told) if claim is not None]
+        room -= sum(memoryview(claim).nbytes for claim in claims)
         deltas: list[msgspec.Raw] = self.membership.rumours.take_deltas(room, limit, self.membership.replica)
         return Send(to, address, kind, encode(PackedMessage(seq, target, claims, deltas)))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from sidecar.core.messages import Claim, raw
+from sidecar.core.messages import Claim, encode
 from sidecar.core.replica import Replica
 
 
@@ -54,16 +54,15 @@ class Rumours:
         for by in list(self._accusers.get(uid, ())):
             self._drop(uid, by)
 
-    def take_claims(self, room: int, limit: int) -> list[msgspec.Raw]:
+    def take_claims(self, room: int, limit: int) -> list[Claim]:
         """Claims that fit `room` bytes, each counted as sent once; after `limit` times they are told no more."""
-        taken: list[msgspec.Raw] = []
+        taken: list[Claim] = []
         for _ in range(len(self._claims)):
             key, (claim, sent) = next(iter(self._claims.items()))
-            data = raw(claim)
-            room -= memoryview(data).nbytes
+            room -= len(encode(claim))
             if room < 0:
                 break
-            taken.append(data)
+            taken.append(claim)
             if sent + 1 >= limit:
                 self._drop(*key)
             else:

@@ -90,7 +90,7 @@ class Speaker:
         return self._seal(self.gossip.receive(opened.kind, message, opened.sender, source, now), wall)
 
     def request(self, header: str, request: HttpRequest, now: float, wall: float) -> Outcome:
-        """A sync request has come: the answer to send. 403 without a reason for what isn't authentic, 421 to oneself."""
+        """A sync request has come: the answer to send. 403 for what isn't authentic, 421 for one from oneself."""
         opened = self.check(header, request, now, wall)
         if isinstance(opened, Dropped):
             myself = opened.sender == self.gate.me

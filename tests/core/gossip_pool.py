@@ -1,4 +1,4 @@
-"""A pool of gossiping agents on virtual time and a network of bytes that can be made bad in every way, from one seed."""
+"""A pool of gossiping agents on virtual time, and a network of bytes that can be made bad in every way, by seed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable, Iterable
+
+import msgspec
 
 from sidecar.core.gossip import Seed
 from sidecar.core.keyring import INSECURE, Keyring
@@ -28,6 +30,7 @@ class Network:
         self.delay = (0.0005, 0.005)
         self.udp = True
         self.cut: set[tuple[str, str]] = set()
+        self.cut_udp: set[tuple[str, str]] = set()
 
     def passes(self, source: str, target: str) -> bool:
         return (source, target) not in self.cut
@@ -76,13 +79,6 @@ class Agent:
 
     def announce(self, now: float) -> None:
         self.speaker.gossip.announce(self.record, now)
-
-    def tell(self, adapter: str, state: State | None, now: float, **fields: object) -> None:
-        if state is None:
-            self.entries.pop(adapter, None)
-        else:
-            self.entries[adapter] = Entry(adapter=adapter, state=state, **fields)  # type: ignore[arg-type]
-        self.announce(now)
 
     @property
     def alive(self) -> dict[str, Record | None]:
@@ -137,6 +133,15 @@ class Pool:
         self.agents[name] = self.at[agent.address] = agent
         self._wake(agent)
         return agent
+
+    def tell(self, agent: Agent, adapter: str, state: State | None, **fields: object) -> None:
+        """Have the agent announce that adapter in that state; None takes it out of its record."""
+        if state is None:
+            agent.entries.pop(adapter, None)
+        else:
+            agent.entries[adapter] = msgspec.convert({"adapter": adapter, "state": state, **fields}, Entry)
+        agent.announce(self.now)
+        self._wake(agent)
 
     def stop(self, agent: Agent) -> None:
         agent.running = False
@@ -209,7 +214,8 @@ class Pool:
 
     def _send(self, agent: Agent, out: Datagram) -> None:
         network = self.network
-        if not network.udp or not network.passes(agent.address, out.address):
+        way = (agent.address, out.address)
+        if not network.udp or way in network.cut_udp or not network.passes(*way):
             return
         for _ in range(1 + (network.rng.random() < network.duplicate)):
             if network.rng.random() < network.loss:
@@ -257,3 +263,10 @@ class Pool:
         self.do(call.timeout, lambda: settle(Outcome(status=0)))
         if network.passes(agent.address, call.address) and network.passes(call.address, agent.address):
             self.do(network.wait() * 2, arrive)
+
+
+def assert_converges(pool: Pool, within: float) -> float:
+    """Seconds until everyone agrees with the truth; the seed is shown when they don't."""
+    took = pool.run(within, until=pool.converged)
+    assert pool.converged(), pool.disagreement()
+    return took
