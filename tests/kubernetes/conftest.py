@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from controlplane import ControlPlane, wait_until
+from nodes import Nodes
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent
@@ -83,3 +84,13 @@ def namespace(cluster: ControlPlane, request: pytest.FixtureRequest) -> Iterator
     )
     yield name
     cluster.delete(f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture(scope="session")
+def nodes(cluster: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Three nodes in three zones for the whole run. A test that breaks a node makes nodes of its own."""
+    made = Nodes(cluster, tmp_path_factory.mktemp("nodes"))
+    try:
+        yield made
+    finally:
+        made.stop()
