@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 
 from sidecar.edges.adapters_dir import claim
-from sidecar.edges.filesystem import FileSystem, mib, regular_size, remove_tree, replace_file, translated
+from sidecar.edges.filesystem import FileSystem, mib, regular_size, replace_file, translated
 from sidecar.edges.revisions import Revisions, checked
 from sidecar.edges.staging import Staging
 from sidecar.model import StoredFile, revision_of
@@ -73,9 +73,6 @@ class AdapterStore:
         return store
 
     def _recover(self) -> None:
-        for path in list((self._root / "tmp").iterdir()):
-            if path != self._staging.root:
-                remove_tree(self._fs, path)
         for directory in (self._root / "state", self._root / "state/revisions"):
             for path in list(directory.glob(".*.new")):
                 self._fs.unlink(path)

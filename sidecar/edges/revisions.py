@@ -135,6 +135,7 @@ class Revisions:
                 self._build(path, files)
         except (OSError, StoreFailed):
             with contextlib.suppress(OSError):
+                self.clear_debris()
                 self._forget_blobs(file.sha256 for file in files)
             raise
         self._entries[path.name] = _Entry(files, 0, sound=True)
@@ -143,14 +144,18 @@ class Revisions:
 
     def remove(self, revision: str) -> None:
         """Take a revision away: first its name, in one step, then what it alone holds."""
+        self.clear_debris()
         path, grave = self._path(revision), self._debris("gone")
+        entry = self._entries[path.name]
+        entry.sound = False
+        self._changed()
         if os.path.lexists(path):
             if not path.is_symlink():
                 # Moving a directory to another parent changes its "..", for which it must be writable.
                 self._fs.chmod(path, 0o755)
             self._fs.rename(path, grave)
             self._fs.sync(self.directory)
-        entry = self._entries.pop(path.name)
+        del self._entries[path.name]
         self._changed()
         self._fs.unlink(self._manifest(revision))
         self._forget_blobs(file.sha256 for file in entry.files)
@@ -167,8 +172,15 @@ class Revisions:
             if hash_file(self._blobs / file.sha256) != file.sha256:
                 self._fs.unlink(self._blobs / file.sha256)
 
+    def clear_debris(self) -> None:
+        """Remove what steps that came to no end have left in tmp/."""
+        for path in list(self._tmp.iterdir()):
+            if path.name != "staging":
+                remove_tree(self._fs, path)
+
     def recover(self) -> None:
         """See what is there after a start: sizes are checked, hashes are not."""
+        self.clear_debris()
         for path in sorted(self.directory.iterdir()):
             if HEX.fullmatch(path.name):
                 self._entries[path.name] = self._examine(path)
@@ -193,8 +205,8 @@ class Revisions:
             self._fs.sync(source)
             self._fs.chmod(source, _READ_ONLY)
             self._fs.unlink(blob)
+            # Not synced: after a crash, missing blobs are linked again from the revisions.
             self._fs.link(source, blob)
-        self._fs.sync(self._blobs)
 
     def _list(self, revision: str, files: tuple[StoredFile, ...]) -> None:
         replace_file(self._fs, self._manifest(revision), msgspec.json.encode(_Manifest(files)))
