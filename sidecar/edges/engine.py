@@ -60,6 +60,8 @@ IDENTIFY_TIMEOUT = 1.0
 IDENTIFY_INTERVAL = 10.0
 CONNECT_TIMEOUT = 2.0
 RESET_TIMEOUT = 10.0
+# vLLM gathers what it knows about the machine for its first answer to /server_info: seconds.
+INFO_TIMEOUT = 10.0
 # 20,000 adapters in /v1/models are 12 MB; vLLM's own metrics 50 KB and a line per combination of adapters.
 MAX_BODY = 32 * MIB
 MAX_ANSWER = 64 * 1024
@@ -156,23 +158,31 @@ class VllmEngine:
             self._contradictions.called(name)
 
     async def reset_prefix_cache(self) -> bool:
-        """True if the engine dropped its prefix cache; False if it can't (no dev mode) or blocks are still in use.
+        """True if the engine dropped its prefix cache, False if it can't (not in dev mode).
 
-        Requests that still run with the old weights fill the cache again under the same name: unload, wait until none
+        Blocks of running requests can't be dropped: those requests are preempted then, and compute their prompt again.
+        Requests that still run with old weights would fill the cache again under the same name: unload, wait until none
         is in flight, reset, load. vLLM before 0.30 answers 200 whether it dropped anything or not; there only an engine
-        that was idle before and after counts. Raises EngineUnavailable, EngineTimeout, EngineRefused.
+        that was idle before and after counts. Raises EngineUnavailable (try again later), EngineTimeout.
         """
         before = await self._metrics(IDENTIFY_TIMEOUT)
+        for query in ("", "?reset_running_requests=true"):
+            status, body = await self._reset(query)
+            if status in (404, 405):
+                return False
+            said = _success(body) if status == 200 else False
+            if said or (said is None and _idle(before, await self._metrics(IDENTIFY_TIMEOUT))):
+                return True
+        text = clean(body.decode("utf-8", "replace"), 100)
+        raise EngineUnavailable(
+            f"{self._url}: the prefix cache could not be dropped: {status} {text!r}; requests are running"
+        )
+
+    async def _reset(self, query: str) -> tuple[int, bytes]:
         try:
-            status, body = await self._call("POST", "/reset_prefix_cache", RESET_TIMEOUT, MAX_ANSWER)
+            return await self._call("POST", f"/reset_prefix_cache{query}", RESET_TIMEOUT, MAX_ANSWER)
         except TimeoutError:
             raise EngineTimeout(f"{self._url}: no answer to POST /reset_prefix_cache in {RESET_TIMEOUT:g} s") from None
-        if status != 200:
-            return False
-        said = _success(body)
-        if said is not None:
-            return said
-        return _idle(before, await self._metrics(IDENTIFY_TIMEOUT))
 
     async def in_flight(self) -> frozenset[str] | None:
         """Names with a running or waiting request, as far as the metrics tell; None when they don't."""
@@ -182,7 +192,7 @@ class VllmEngine:
 
     async def limits(self) -> Limits | None:
         """max_loras, max_cpu_loras and max_lora_rank, which vLLM tells only in its dev mode; None without."""
-        body = await self._optional("/server_info?config_format=json", LOOK_TIMEOUT, MIB)
+        body = await self._optional("/server_info?config_format=json", INFO_TIMEOUT, MIB)
         return parse_limits(body) if body is not None else None
 
     async def _models(self) -> Models:

@@ -256,7 +256,8 @@ class StubServer:
         return web.Response(text="\n".join(lines) + "\n")
 
     async def _reset(self, request: web.Request) -> web.Response:
-        success = self.model.reset_prefix_cache()
+        preempt = request.query.get("reset_running_requests") == "true" and self.options.release >= (0, 30)
+        success = self.model.reset_prefix_cache(preempt=preempt)
         if self.options.release < (0, 30):
             return web.Response()
         return web.json_response({"success": success})

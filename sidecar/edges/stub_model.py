@@ -97,9 +97,9 @@ class StubModel:
         while len(self._resident) > (self.options.max_cpu_loras or self.options.max_loras):
             self._resident.popitem(last=False)
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget cached blocks; refused while a request holds some."""
-        if self.running:
+    def reset_prefix_cache(self, *, preempt: bool = False) -> bool:
+        """Forget cached blocks; refused while a request holds some, unless those are preempted."""
+        if self.running and not preempt:
             return False
         self._blocks.clear()
         return True

@@ -326,20 +326,32 @@ async def test_in_flight(stub: StubEngine, engine: VllmEngine, session: aiohttp.
     assert await engine.in_flight() is None
 
 
-@pytest.mark.parametrize(("version", "dev"), [("0.20.0", True), ("0.32.0", True), ("0.32.0", False)])
-async def test_reset_prefix_cache_is_true_only_if_it_was_dropped(
-    session: aiohttp.ClientSession, clock: Clock, version: str, dev: bool
+@pytest.mark.parametrize("version", ["0.20.0", "0.32.0"])
+async def test_without_dev_mode_the_prefix_cache_cannot_be_reset(
+    session: aiohttp.ClientSession, clock: Clock, version: str
 ) -> None:
-    options = replace(OPTIONS, version=version, dev_mode=dev, token_seconds=0.05)
+    async with StubEngine(replace(OPTIONS, version=version)) as stub:
+        assert await VllmEngine(session, Settings(engine_url=stub.url), clock).reset_prefix_cache() is False
+
+
+@pytest.mark.parametrize("version", ["0.20.0", "0.30.0", "0.32.0"])
+async def test_reset_prefix_cache_is_true_only_if_it_was_dropped(
+    session: aiohttp.ClientSession, clock: Clock, version: str
+) -> None:
+    options = replace(OPTIONS, version=version, dev_mode=True, token_seconds=0.05)
     async with StubEngine(options) as stub:
         engine = VllmEngine(session, Settings(engine_url=stub.url), clock)
-        assert await engine.reset_prefix_cache() is dev
+        assert await engine.reset_prefix_cache() is True
         request = asyncio.create_task(complete(session, stub.url, "tiny"))
         await until(lambda: stub.server.model.running)
-        # Blocks in use: newer versions say so, older ones answer 200 all the same.
-        assert await engine.reset_prefix_cache() is False
-        await request
-        assert await engine.reset_prefix_cache() is dev
+        if version == "0.20.0":
+            # Blocks in use: newer versions say so and can preempt, older ones answer 200 all the same.
+            with pytest.raises(EngineUnavailable, match="could not be dropped"):
+                await engine.reset_prefix_cache()
+        else:
+            assert await engine.reset_prefix_cache() is True
+        assert (await request)[0] == 200
+        assert await engine.reset_prefix_cache() is True
 
 
 async def test_limits(session: aiohttp.ClientSession, clock: Clock, engine: VllmEngine) -> None:

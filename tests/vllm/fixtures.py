@@ -17,6 +17,7 @@ INSTALL = Path(__file__).parent / "install"
 VERSION = "0.32.0"
 # The last vLLM whose prefix cache takes a new adapter for the old one of the same name, whatever its path.
 STALE_VERSION = "0.30.0"
+KEY = "the-key-of-these-tests"
 
 
 def python_of(version: str) -> str:
@@ -64,5 +65,29 @@ def make_vllm(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def vllm(make_vllm: Callable[..., VllmServer]) -> VllmServer:
     """The server that most tests share: no key, runtime updating, two at once, three in memory, rank 16."""
     server = make_vllm()
+    server.start()
+    return server
+
+
+@pytest.fixture(scope="session")
+def guarded(make_vllm: Callable[..., VllmServer], tiny: Path) -> VllmServer:
+    """A server with an API key, an adapter from its command line, and dev mode. Tests that end it start it again."""
+    server = make_vllm("--api-key", KEY, "--lora-modules", f"fixed={tiny / 'adapters' / 'a6'}", dev_mode=True)
+    server.start()
+    return server
+
+
+@pytest.fixture(scope="session")
+def static(make_vllm: Callable[..., VllmServer], tiny: Path) -> VllmServer:
+    """A server that takes no adapters at run time."""
+    server = make_vllm("--lora-modules", f"fixed={tiny / 'adapters' / 'a6'}", runtime_updating=False)
+    server.start()
+    return server
+
+
+@pytest.fixture(scope="session")
+def stale(make_vllm: Callable[..., VllmServer]) -> VllmServer:
+    """An old vLLM that mixes cached blocks of old weights with new ones, and can reset its prefix cache."""
+    server = make_vllm(version=STALE_VERSION, dev_mode=True)
     server.start()
     return server

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -29,11 +29,10 @@ from sidecar.ports import (
 )
 from sidecar.settings import Settings
 from tests.edges.scripted import until
-from tests.vllm.fixtures import STALE_VERSION
+from tests.vllm.fixtures import KEY
 from tests.vllm.model import LOADED_ALL_THE_SAME
 from tests.vllm.server import VllmServer
 
-KEY = "the-key-of-this-test"
 # Longer than two blocks (128 tokens each) of the prefix cache.
 LONG = "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be " * 3
 
@@ -51,15 +50,6 @@ async def engine(session: aiohttp.ClientSession, vllm: VllmServer) -> AsyncItera
     yield engine
     for name in (await engine.look()).adapters:
         await engine.unload(name)
-
-
-@pytest.fixture(scope="module")
-def guarded(make_vllm: Callable[..., VllmServer], tiny: Path) -> VllmServer:
-    """Another server: an API key, an adapter from its command line, and dev mode."""
-    fixed = tiny / "adapters" / "a6"
-    server = make_vllm("--api-key", KEY, "--lora-modules", f"fixed={fixed}", dev_mode=True)
-    server.start()
-    return server
 
 
 def connect(session: aiohttp.ClientSession, server: VllmServer, **settings: str | float) -> VllmEngine:
@@ -243,18 +233,28 @@ async def test_an_adapter_from_the_command_line_stays_what_it_is(
     assert await tokens(session, guarded, "fixed") == before
 
 
-async def test_dev_mode_tells_limits_and_drops_the_prefix_cache_when_it_is_idle(
-    opened: VllmEngine, guarded: VllmServer, session: aiohttp.ClientSession
-) -> None:
+async def test_dev_mode_tells_the_limits(opened: VllmEngine) -> None:
     assert await opened.limits() == Limits(max_loras=2, max_cpu_loras=3, max_lora_rank=16)
-    assert await opened.reset_prefix_cache() is True
-    request = asyncio.create_task(tokens(session, guarded, "tiny", LONG, 60))
-    answers = set()
-    while not request.done() and False not in answers:
-        answers.add(await opened.reset_prefix_cache())
-    await request
-    assert False in answers  # blocks were in use
-    assert await opened.reset_prefix_cache() is True
+
+
+@pytest.mark.parametrize("which", ["guarded", "stale"])
+async def test_dropping_the_prefix_cache_changes_no_answer_of_running_requests(
+    request: pytest.FixtureRequest, session: aiohttp.ClientSession, tmp_path: Path, which: str
+) -> None:
+    server: VllmServer = request.getfixturevalue(which)
+    file = tmp_path / "key"
+    file.write_text(KEY)
+    engine = connect(session, server, engine_api_key_file=str(file))
+    expected = await tokens(session, server, "tiny", LONG, 150)
+    assert await engine.reset_prefix_cache() is True
+    running = [asyncio.create_task(tokens(session, server, "tiny", LONG, 150)) for _ in range(3)]
+    resets = 0
+    while not all(task.done() for task in running):
+        assert await engine.reset_prefix_cache() is True
+        resets += 1
+        await asyncio.sleep(0.1)
+    assert resets > 0
+    assert await asyncio.gather(*running) == [expected] * 3
 
 
 async def test_without_dev_mode_neither_is_there(engine: VllmEngine) -> None:
@@ -262,46 +262,38 @@ async def test_without_dev_mode_neither_is_there(engine: VllmEngine) -> None:
     assert await engine.reset_prefix_cache() is False
 
 
-async def test_runtime_updating_not_enabled(
-    make_vllm: Callable[..., VllmServer], session: aiohttp.ClientSession, tiny: Path
-) -> None:
-    fixed = tiny / "adapters" / "a6"
-    server = make_vllm("--lora-modules", f"fixed={fixed}", runtime_updating=False)
-    server.start()
-    engine = connect(session, server)
+async def test_runtime_updating_not_enabled(static: VllmServer, session: aiohttp.ClientSession, tiny: Path) -> None:
+    engine = connect(session, static)
     for call in (engine.load("a", str(tiny / "adapters" / "a1")), engine.unload("fixed")):
         with pytest.raises(EngineRefused, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=True") as refused:
             await call
         assert refused.value.reason == REASON_RUNTIME_DISABLED
-    assert (await engine.look()).adapters == {"fixed": str(fixed)}
-    server.stop()
+    assert (await engine.look()).adapters == {"fixed": str(tiny / "adapters" / "a6")}
 
 
 async def test_an_old_vllm_mixes_new_weights_with_cached_blocks_until_the_cache_is_reset(
-    make_vllm: Callable[..., VllmServer], session: aiohttp.ClientSession, tiny: Path
+    stale: VllmServer, session: aiohttp.ClientSession, tiny: Path
 ) -> None:
-    server = make_vllm(version=STALE_VERSION, dev_mode=True)
-    server.start()
-    engine = connect(session, server)
+    engine = connect(session, stale)
     old, new = (tiny / "adapters" / name for name in ("a1", "a2"))
     await engine.load("right", str(new))
-    right = await tokens(session, server, "right", LONG)
+    right = await tokens(session, stale, "right", LONG)
     assert stale_prefix_cache((await engine.look()).version)
     for reset in (False, True):
         await engine.load("a", str(old))
-        await tokens(session, server, "a", LONG)
+        await tokens(session, stale, "a", LONG)
         await engine.unload("a")
         assert await engine.reset_prefix_cache() is True or not reset
         if not reset:
             await engine.load("a", str(old))
-            before = await tokens(session, server, "a", LONG)
+            before = await tokens(session, stale, "a", LONG)
             await engine.unload("a")
         await engine.load("a", str(new))
-        after = await tokens(session, server, "a", LONG)
+        after = await tokens(session, stale, "a", LONG)
         assert (after == right) is reset
         assert after != before
         await engine.unload("a")
-    server.stop()
+    await engine.unload("right")
 
 
 async def test_killed_and_slow_to_start_again(
