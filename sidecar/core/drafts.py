@@ -24,6 +24,7 @@ class Draft:
         self.cache = CacheGuard(
             world.memory.history, process, stale=world.stale_cache, resettable=process not in world.memory.no_reset
         )
+        self._adapters = {a.key: a for a in world.catalog.active}
         self._actions: list[Action] = []
         self._last: list[Load] = []
         self._statuses: dict[str, Status] = {}
@@ -34,6 +35,9 @@ class Draft:
 
     def finish(self) -> Plan:
         """The plan. Suspected revisions are loaded only when nothing else is left to load, and one at a time."""
+        for key, adapter in self._adapters.items():
+            if key not in self._statuses and self.avoids(adapter):
+                self.avoided(adapter)
         if self._last and not self._unfinished and not self.world.busy_names:
             self._actions.append(self._last[0])
         return Plan(
@@ -73,7 +77,9 @@ class Draft:
         routed: bool = False,
         held: bool = False,
     ) -> None:
-        """Report `state` for `key`."""
+        """Report `state` for `key`. The wish to be passed over goes with it whatever the state: placement obeys it."""
+        adapter = self._adapters.get(key)
+        avoid = avoid or (adapter is not None and self.avoids(adapter))
         self._statuses[key] = Status(
             state=state, served_name=name, revision=revision, message=message, avoid=avoid, routed=routed, held=held
         )
@@ -86,7 +92,7 @@ class Draft:
             message = retry.message if retry else "the engine refused newer content; this revision goes on serving"
         self.say(
             adapter.key, State.LOADED, adapter.served_name,
-            revision=revision, message=message, routed=True, avoid=self.avoids(adapter),
+            revision=revision, message=message, routed=True,
         )  # fmt: skip
 
     def draining(self, adapter: Adapter, revision: str) -> None:

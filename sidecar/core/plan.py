@@ -52,6 +52,9 @@ def _target(draft: Draft, adapter: Adapter) -> None:
     if world.engine and name in world.foreign:
         draft.say(adapter.key, State.FAILED, name, message=_foreign_message(name))
         return
+    if name in world.going:
+        draft.say(adapter.key, State.LOADING, name, revision=have or "", message="changing over")
+        return
     want = wanted_revision(world, adapter)
     if have is not None and have == want and draft.condemned(name, have):
         _drop_condemned(draft, adapter, have)
@@ -106,7 +109,7 @@ def _load(draft: Draft, adapter: Adapter, want: str) -> None:
     if retry is not None and world.now < retry.not_before:
         state = State.REJECTED if retry.rejected else State.FAILED
         draft.wake(retry.not_before)
-        draft.say(key, state, name, revision=want, message=retry.message, avoid=draft.avoids(adapter))
+        draft.say(key, state, name, revision=want, message=retry.message)
         return
     verdict = draft.cache.verdict(adapter, want)
     if verdict == "hold":
@@ -115,7 +118,7 @@ def _load(draft: Draft, adapter: Adapter, want: str) -> None:
     if not world.settled:
         draft.say(key, State.PENDING, name, revision=want, message="waiting for the peers' first records")
         return
-    draft.say(key, State.LOADING, name, revision=want, avoid=draft.avoids(adapter))
+    draft.say(key, State.LOADING, name, revision=want)
     suspect = want in suspected(world.memory, world.now)
     draft.load(Load(key=key, name=name, revision=want, reset=verdict == "reset"), last=suspect)
 
@@ -140,7 +143,6 @@ def _fetch(draft: Draft, adapter: Adapter, have: str | None) -> None:
         adapter.served_name,
         revision=decision.revision if decision else "",
         message=message,
-        avoid=draft.avoids(adapter),
     )
 
 
@@ -205,10 +207,12 @@ def _not_target(draft: Draft, adapter: Adapter) -> None:
     if have is None:
         if assignment and world.me in assignment.waiting and world.me not in assignment.targets:
             draft.say(key, State.WAITING, name, message="no room here: other adapters come first within this capacity")
-        elif draft.avoids(adapter):
-            draft.avoided(adapter)
         return
     since = draft.leaving_since(key)
+    if name in world.going:
+        draft.drained(name, 0.0)
+        draft.draining(adapter, have)
+        return
     if not handover.may_drop(world, adapter, since):
         draft.loaded(adapter, have)
         draft.wake(since + world.rules.handover_patience)

@@ -10,10 +10,11 @@ from sidecar.core.gossip import Effect, Gossip, Send
 from sidecar.core.keyring import Keyring
 from sidecar.core.liveness import Rng, Timing
 from sidecar.core.messages import decode_answer, decode_message, decode_request, encode
-from sidecar.core.wire import Drop, Dropped, Gate, HttpAnswer, HttpRequest, Opened, Party
+from sidecar.core.wire import Drop, Dropped, Gate, HttpAnswer, HttpRequest, Opened, Party, body_hash
 from sidecar.model import Frozen
 
 SYNC_PATH = "/peer/sync"
+SYNC = HttpRequest(method="POST", path=SYNC_PATH)
 # Bytes of one sync message: 10,000 entries at some hundred bytes each, and room to spare.
 MAX_SYNC_BODY = 16 * 1024 * 1024
 _MAX_SKEWED = 256
@@ -89,38 +90,38 @@ class Speaker:
             return []
         return self._seal(self.gossip.receive(opened.kind, message, opened.sender, source, now), wall)
 
-    def request(self, header: str, request: HttpRequest, now: float, wall: float) -> Outcome:
-        """A sync request has come: the answer to send. 403 for what isn't authentic, 421 for one from oneself."""
-        opened = self.check(header, request, now, wall)
-        if isinstance(opened, Dropped):
-            myself = opened.sender == self.gate.me
-            self._echoes += myself
-            return Outcome(status=421 if myself else 403)
-        found = decode_request(request.body)
+    def request(self, opened: Opened, body: bytes, now: float, wall: float) -> Outcome:
+        """The answer to a sync request that was admitted."""
+        found = decode_request(body) if self.gate.proved(opened, body) else None
         if found is None:
             self.gate.dropped[Drop.MALFORMED] += 1
             return self._answer(opened, 400, b"", wall)
-        body = encode(self.gossip.answer(found, opened.sender, now))
+        answer = encode(self.gossip.answer(found, opened.sender, now))
         self._follow()
-        return self._answer(opened, 200, body, wall)
+        return self._answer(opened, 200, answer, wall)
 
-    def check(self, header: str, request: HttpRequest, now: float, wall: float) -> Opened | Dropped:
-        """Check any request of a peer."""
+    def admit(self, header: str, request: HttpRequest, now: float, wall: float) -> Opened | int:
+        """Check any request of a peer before its body is read; else the status of the answer.
+
+        403 for what isn't authentic, 421 for a request from this very agent: a seed that is itself.
+        """
         opened = self.gate.check_request(header, request, wall)
-        if isinstance(opened, Dropped):
-            self._note(opened, now)
-        else:
+        if isinstance(opened, Opened):
             self.skewed.pop(opened.sender.uid, None)
-        return opened
+            return opened
+        self._note(opened, now)
+        myself = opened.sender == self.gate.me
+        self._echoes += myself
+        return 421 if myself else 403
 
     def outcome(self, call: Call, outcome: Outcome, now: float, wall: float) -> Call | None:
         """What came of a call: the next one of its conversation, None when that is over."""
-        answer = HttpAnswer(status=outcome.status, body=outcome.body)
+        answer = HttpAnswer(status=outcome.status)
         opened = self.gate.check_answer(outcome.header, call.nonce, answer, wall) if outcome.status == 200 else None
         if isinstance(opened, Dropped):
             self._note(opened, now)
         if isinstance(opened, Opened) and call.talk.to.uid in ("", opened.sender.uid):
-            found = decode_answer(outcome.body)
+            found = decode_answer(outcome.body) if self.gate.proved(opened, outcome.body) else None
             if found is not None:
                 following = self.gossip.answered(call.talk, found, opened.sender, now)
                 self._follow()
@@ -148,11 +149,11 @@ class Speaker:
         return sealed
 
     def _call(self, talk: Conversation, body: bytes, timeout: float, wall: float) -> Call:
-        header, nonce = self.gate.sign_request(talk.to, HttpRequest(method="POST", path=SYNC_PATH, body=body), wall)
+        header, nonce = self.gate.sign_request(talk.to, SYNC, body, wall)
         return Call(address=talk.address, header=header, body=body, timeout=timeout, nonce=nonce, talk=talk)
 
     def _answer(self, opened: Opened, status: int, body: bytes, wall: float) -> Outcome:
-        header = self.gate.sign_answer(opened, HttpAnswer(status=status, body=body), wall)
+        header = self.gate.sign_answer(opened, HttpAnswer(status=status), body_hash(body), wall)
         return Outcome(status=status, header=header, body=body)
 
     def _follow(self) -> None:

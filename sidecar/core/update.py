@@ -15,6 +15,8 @@ def change_over(draft: Draft, adapter: Adapter, have: str, want: str) -> None:
     """`have` is loaded and `want` lies on the disk: take the turn, drain if another serves, and swap."""
     world, key, name = draft.world, adapter.key, adapter.served_name
     if name in world.busy_names:
+        if name in world.memory.drains:
+            draft.drained(name, adapter.drain_seconds)
         draft.say(key, State.LOADING, name, revision=want)
         return
     mode = draft.cache.verdict(adapter, want)

@@ -5,9 +5,9 @@ One frame for datagrams and for HTTP:
     "LG" | wire version | kind | key id (4) | length of what follows the MAC (2) | MAC (16) | envelope
 
 The envelope is MessagePack: pool, sender and addressee (UID, generation), time, nonce, and a datagram's body. The MAC
-is HMAC-SHA256, cut to 16 bytes, over everything before and after it; for HTTP also over method, path, query, Range and
-the hash of the body, which travel outside the frame (the frame itself is a header). An answer carries the nonce of its
-request. A nonce is a sender's counter: a receiver needs only a sliding window for each sender to drop replays, and
+is HMAC-SHA256, cut to 16 bytes, over everything before and after it; for HTTP also over method, path, query and Range,
+which travel outside the frame (the frame itself is a header, with the body's hash in the place of a body, so that a
+stranger's body is never read). An answer carries the nonce of its request. A nonce is a sender's counter: a receiver needs only a sliding window for each sender to drop replays, and
 no clock. A restarted receiver has another generation, so what was addressed to the old one is dropped too.
 """
 
@@ -99,23 +99,26 @@ class HttpRequest(Frozen, frozen=True, kw_only=True):
     path: str
     query: str = ""
     range: str = ""
-    body: bytes = b""
 
 
 class HttpAnswer(Frozen, frozen=True, kw_only=True):
-    """What the MAC of an answer covers beside the envelope and the request's nonce.
-
-    `fields` are the header values that the receiver relies on. `body` None: not covered, since its reader checks it
-    against a hash that it has from elsewhere (files are sent without passing through this process's memory).
-    """
+    """What the MAC of an answer covers beside the envelope; `fields` are the header values that its reader relies on."""
 
     status: int
     fields: tuple[str, ...] = ()
-    body: bytes | None = b""
+
+
+UNCOVERED = b""
+"""Stands for the hash of a body whose reader has its hash from elsewhere: files are sent without being read here."""
+
+
+def body_hash(body: bytes) -> bytes:
+    """What a signed request or answer says about its body."""
+    return hashlib.sha256(body).digest()
 
 
 class Opened(Frozen, frozen=True):
-    """An authentic message: who sent it, when (its own wall clock), and what it says."""
+    """An authentic message: who sent it, when (its own wall clock), and a datagram's body, or the hash of HTTP's."""
 
     kind: Kind
     sender: Party
@@ -166,14 +169,12 @@ def _framed(*parts: bytes) -> bytes:
 
 def _covered_request(request: HttpRequest) -> bytes:
     texts = (request.method, request.path, request.query, request.range)
-    parts = [text.encode("utf-8", "surrogateescape") for text in texts]
-    return _framed(b"request", *parts, hashlib.sha256(request.body).digest())
+    return _framed(b"request", *(text.encode("utf-8", "surrogateescape") for text in texts))
 
 
 def _covered_answer(answer: HttpAnswer) -> bytes:
-    body = b"" if answer.body is None else hashlib.sha256(answer.body).digest()
     fields = (field.encode("utf-8", "surrogateescape") for field in answer.fields)
-    return _framed(b"answer", str(answer.status).encode(), body, *fields)
+    return _framed(b"answer", str(answer.status).encode(), *fields)
 
 
 class _Window:
@@ -240,32 +241,39 @@ class Gate:
             found = Dropped(Drop.MALFORMED, found.sender)
         return self._judge(found)
 
-    def sign_request(self, to: Party, request: HttpRequest, wall: float) -> tuple[str, int]:
-        """The value of the authentication header, and the nonce to which the answer must be bound."""
+    def sign_request(self, to: Party, request: HttpRequest, body: bytes, wall: float) -> tuple[str, int]:
+        """The value of the authentication header for a request with that body, and the nonce that its answer carries."""
         nonce = self._next()
-        frame = self._frame(Kind.REQUEST, to, wall, nonce, b"", _covered_request(request))
+        frame = self._frame(Kind.REQUEST, to, wall, nonce, body_hash(body), _covered_request(request))
         return base64.urlsafe_b64encode(frame).decode(), nonce
 
     def check_request(self, header: str, request: HttpRequest, wall: float) -> Opened | Dropped:
-        """Check a received request by its authentication header; a drop is counted."""
+        """Check a received request by its authentication header; a drop is counted. The body is yet to be `proved`."""
         found = self._unframe(_header(header), _covered_request(request), wall)
         if isinstance(found, Opened) and found.kind is not Kind.REQUEST:
             found = Dropped(Drop.MALFORMED, found.sender)
         return self._judge(found)
 
-    def sign_answer(self, request: Opened, answer: HttpAnswer, wall: float) -> str:
-        """The authentication header of the answer to `request`."""
-        frame = self._frame(Kind.ANSWER, request.sender, wall, request.nonce, b"", _covered_answer(answer))
+    def sign_answer(self, request: Opened, answer: HttpAnswer, digest: bytes, wall: float) -> str:
+        """The authentication header of the answer to `request`; `digest` is the `body_hash` of its body, or UNCOVERED."""
+        frame = self._frame(Kind.ANSWER, request.sender, wall, request.nonce, digest, _covered_answer(answer))
         return base64.urlsafe_b64encode(frame).decode()
 
     def check_answer(self, header: str, nonce: int, answer: HttpAnswer, wall: float) -> Opened | Dropped:
-        """Check an answer to the request that had `nonce`; a drop is counted. The sender is for the caller to judge."""
+        """Check an answer to the request that had `nonce`; a drop is counted. Sender and body are yet to be judged."""
         found = self._unframe(_header(header), _covered_answer(answer), wall)
         if isinstance(found, Opened) and found.kind is not Kind.ANSWER:
             found = Dropped(Drop.MALFORMED, found.sender)
         elif isinstance(found, Opened) and found.nonce != nonce:
             found = Dropped(Drop.REPLAY, found.sender)
         return self._drop(found) if isinstance(found, Dropped) else found
+
+    def proved(self, opened: Opened, body: bytes) -> bool:
+        """Whether this is the body that was signed; another one is counted as altered."""
+        if hmac.compare_digest(opened.body, body_hash(body)):
+            return True
+        self.dropped[Drop.ALTERED] += 1
+        return False
 
     def forget(self, uid: str) -> None:
         """Drop what is remembered of a sender that is gone for good."""

@@ -62,6 +62,8 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: frozenset[str]
     withdrawn: Mapping[str, float]
     busy_names: frozenset[str]
+    # Names whose unload can no longer be called off.
+    going: frozenset[str]
     busy_fetches: Mapping[str, tuple[int, int]]
     memory: Memory
     rules: Rules

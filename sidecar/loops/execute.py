@@ -86,6 +86,7 @@ class Executor:
         self._slots = asyncio.Semaphore(fetch_concurrency)
         self._tasks: set[asyncio.Task[None]] = set()
         self.busy_names: set[str] = set()
+        self.going: set[str] = set()
         self.fetching: dict[str, tuple[int, int]] = {}
 
     def start(self, action: Action, adapter: Adapter | None) -> None:
@@ -129,6 +130,7 @@ class Executor:
             await self._save()
         finally:
             self.busy_names.discard(action.name)
+            self.going.discard(action.name)
 
     # Loading
 
@@ -198,12 +200,22 @@ class Executor:
     # Letting go
 
     async def _unload(self, action: Unload) -> None:
-        if action.handover and not await self._confirm(action):
-            self._memory.drains.pop(action.name, None)
+        if not await self._goes(action, ask=action.handover):
             log.info("unload_put_off", adapter=action.key, served_name=action.name)
             return
         if await self._remove(action.name, action.revision):
             log.info("adapter_unloaded", adapter=action.key, served_name=action.name, revision=action.revision)
+
+    async def _goes(self, action: Unload | Swap, *, ask: bool) -> bool:
+        """The point of no return. False if the world, asked again, or a plan made meanwhile wants the copy to stay."""
+        if ask:
+            still = await self._confirm(action)
+            # A plan that wants the name here again has ended its drain.
+            if not still or action.name not in self._memory.drains:
+                self._memory.drains.pop(action.name, None)
+                return False
+        self.going.add(action.name)
+        return True
 
     async def _remove(self, name: str, revision: str) -> bool:
         try:
@@ -221,10 +233,9 @@ class Executor:
 
     async def _swap(self, action: Swap, adapter: Adapter) -> None:
         """Unload, load; the old one again at once if the engine refuses the new one."""
-        if action.witnesses and not await self._confirm(action):
-            self._memory.drains.pop(action.name, None)
-            return
         if action.reset and not await self._reset_cache():
+            return
+        if not await self._goes(action, ask=bool(action.witnesses)):
             return
         if not await self._remove(action.name, action.old):
             return

@@ -181,6 +181,7 @@ class Reconciler:
             quarantined=poison.update_quarantine(self.memory, pool, now),
             withdrawn=self.withdrawn,
             busy_names=frozenset(self.executor.busy_names),
+            going=frozenset(self.executor.going),
             busy_fetches=dict(self.executor.fetching),
             memory=self.memory,
             rules=self._rules,
@@ -346,7 +347,7 @@ class Reconciler:
         if world.engine is None:
             return
         keep = set(world.owned.values()) | set(self.memory.unloaded) | set(self.memory.previous.values())
-        keep |= {d.revision for d in world.decisions.values()}
+        keep |= {d.revision for d in world.decisions.values()} | {a.revision for a in self.memory.attempts}
         await asyncio.to_thread(self._store.evict, frozenset(keep))
 
     async def save(self) -> None:
