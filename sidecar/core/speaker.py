@@ -92,7 +92,9 @@ class Speaker:
 
     def request(self, opened: Opened, body: bytes, now: float, wall: float) -> Outcome:
         """The answer to a sync request that was admitted."""
-        found = decode_request(body) if self.gate.proved(opened, body) else None
+        if not self.gate.proved(opened, body):
+            return self._answer(opened, 400, b"", wall)
+        found = decode_request(body)
         if found is None:
             self.gate.dropped[Drop.MALFORMED] += 1
             return self._answer(opened, 400, b"", wall)
@@ -120,8 +122,9 @@ class Speaker:
         opened = self.gate.check_answer(outcome.header, call.nonce, answer, wall) if outcome.status == 200 else None
         if isinstance(opened, Dropped):
             self._note(opened, now)
-        if isinstance(opened, Opened) and call.talk.to.uid in ("", opened.sender.uid):
-            found = decode_answer(outcome.body) if self.gate.proved(opened, outcome.body) else None
+        right = isinstance(opened, Opened) and call.talk.to.uid in ("", opened.sender.uid)
+        if isinstance(opened, Opened) and right and self.gate.proved(opened, outcome.body):
+            found = decode_answer(outcome.body)
             if found is not None:
                 following = self.gossip.answered(call.talk, found, opened.sender, now)
                 self._follow()

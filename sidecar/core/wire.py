@@ -7,8 +7,9 @@ One frame for datagrams and for HTTP:
 The envelope is MessagePack: pool, sender and addressee (UID, generation), time, nonce, and a datagram's body. The MAC
 is HMAC-SHA256, cut to 16 bytes, over everything before and after it; for HTTP also over method, path, query and Range,
 which travel outside the frame (the frame itself is a header, with the body's hash in the place of a body, so that a
-stranger's body is never read). An answer carries the nonce of its request. A nonce is a sender's counter: a receiver needs only a sliding window for each sender to drop replays, and
-no clock. A restarted receiver has another generation, so what was addressed to the old one is dropped too.
+stranger's body is never read). An answer carries the nonce of its request. A nonce is a sender's counter: a receiver
+needs only a sliding window for each sender to drop replays, and no clock. A restarted receiver has another generation,
+so what was addressed to the old one is dropped too.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class HttpRequest(Frozen, frozen=True, kw_only=True):
 
 
 class HttpAnswer(Frozen, frozen=True, kw_only=True):
-    """What the MAC of an answer covers beside the envelope; `fields` are the header values that its reader relies on."""
+    """What the MAC of an answer covers beside the envelope; `fields` are the header values that matter to its reader."""
 
     status: int
     fields: tuple[str, ...] = ()
@@ -242,7 +243,7 @@ class Gate:
         return self._judge(found)
 
     def sign_request(self, to: Party, request: HttpRequest, body: bytes, wall: float) -> tuple[str, int]:
-        """The value of the authentication header for a request with that body, and the nonce that its answer carries."""
+        """The authentication header of a request with that body, and the nonce that its answer will carry."""
         nonce = self._next()
         frame = self._frame(Kind.REQUEST, to, wall, nonce, body_hash(body), _covered_request(request))
         return base64.urlsafe_b64encode(frame).decode(), nonce
@@ -255,7 +256,7 @@ class Gate:
         return self._judge(found)
 
     def sign_answer(self, request: Opened, answer: HttpAnswer, digest: bytes, wall: float) -> str:
-        """The authentication header of the answer to `request`; `digest` is the `body_hash` of its body, or UNCOVERED."""
+        """The authentication header of the answer; `digest` is the `body_hash` of its body, or UNCOVERED."""
         frame = self._frame(Kind.ANSWER, request.sender, wall, request.nonce, digest, _covered_answer(answer))
         return base64.urlsafe_b64encode(frame).decode()
 

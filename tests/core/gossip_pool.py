@@ -13,8 +13,8 @@ from sidecar.core.gossip import Seed
 from sidecar.core.keyring import INSECURE, Keyring
 from sidecar.core.liveness import Timing
 from sidecar.core.messages import Standing
-from sidecar.core.speaker import SYNC_PATH, Call, Datagram, Out, Outcome, Speaker
-from sidecar.core.wire import HttpRequest, Party
+from sidecar.core.speaker import SYNC, Call, Datagram, Out, Outcome, Speaker
+from sidecar.core.wire import Party
 from sidecar.model import Entry, Head, Record, State
 
 START = 1_760_000_000.0
@@ -254,8 +254,12 @@ class Pool:
             self._step(other, lambda: reply(other))
 
         def reply(other: Agent) -> list[Out]:
-            request = HttpRequest(method="POST", path=SYNC_PATH, body=call.body)
-            outcome = other.speaker.request(call.header, request, self.now, self.now + other.wall_offset)
+            wall = self.now + other.wall_offset
+            opened = other.speaker.admit(call.header, SYNC, self.now, wall)
+            if isinstance(opened, int):
+                outcome = Outcome(status=opened)
+            else:
+                outcome = other.speaker.request(opened, call.body, self.now, wall)
             if network.passes(other.address, agent.address) and self.now - begun < call.timeout:
                 self.do(network.wait(), lambda: settle(outcome))
             return []

@@ -16,6 +16,7 @@ from sidecar.core.wire import (
     CLOCK_WINDOW,
     MAX_DATAGRAM,
     REPLAY_WINDOW,
+    UNCOVERED,
     Drop,
     Dropped,
     Gate,
@@ -24,6 +25,7 @@ from sidecar.core.wire import (
     Kind,
     Opened,
     Party,
+    body_hash,
 )
 
 NOW = 1_760_000_000.0
@@ -191,19 +193,35 @@ def test_a_uid_that_does_not_fit_the_wire_is_refused(uid: str) -> None:
         Gate(Party(uid), "pool", INSECURE, 0)
 
 
-REQUEST = HttpRequest(method="POST", path="/peer/sync", query="a=1", range="bytes=0-9", body=b"body")
-ANSWER = HttpAnswer(status=206, fields=("bytes 0-9/10",), body=b"answer")
+REQUEST = HttpRequest(method="POST", path="/peer/sync", query="a=1", range="bytes=0-9")
+ANSWER = HttpAnswer(status=206, fields=("bytes 0-9/10",))
 
 
 @pytest.mark.parametrize("to", [Party("uid-b", 9), Party("uid-b"), Party("")])
 def test_a_request_and_its_answer(to: Party) -> None:
     client, server = gate(A), gate(B)
-    header, nonce = client.sign_request(to, REQUEST, NOW)
+    header, nonce = client.sign_request(to, REQUEST, b"question", NOW)
     opened = server.check_request(header, REQUEST, NOW)
-    assert opened == Opened(Kind.REQUEST, A, nonce, NOW, b"")
-    answer = server.sign_answer(opened, ANSWER, NOW)
-    assert client.check_answer(answer, nonce, ANSWER, NOW) == Opened(Kind.ANSWER, B, nonce, NOW, b"")
+    assert opened == Opened(Kind.REQUEST, A, nonce, NOW, body_hash(b"question"))
+    assert server.proved(opened, b"question")
+    header = server.sign_answer(opened, ANSWER, body_hash(b"answer"), NOW)
+    answered = client.check_answer(header, nonce, ANSWER, NOW)
+    assert answered == Opened(Kind.ANSWER, B, nonce, NOW, body_hash(b"answer"))
+    assert client.proved(answered, b"answer")
+    assert client.dropped.total() == server.dropped.total() == 0
+
+
+def test_a_request_counts_once() -> None:
+    server = gate(B)
+    header, _ = gate(A).sign_request(B, REQUEST, b"", NOW)
+    assert isinstance(server.check_request(header, REQUEST, NOW), Opened)
     assert reason(server.check_request(header, REQUEST, NOW)) is Drop.REPLAY
+
+
+def test_a_request_to_another_agent_or_another_process_is_dropped() -> None:
+    for to in (Party("uid-c"), Party("uid-b", 8)):
+        header, _ = gate(A).sign_request(to, REQUEST, b"", NOW)
+        assert reason(gate(B).check_request(header, REQUEST, NOW)) is Drop.WRONG_ADDRESSEE
 
 
 @pytest.mark.parametrize(
@@ -214,41 +232,49 @@ def test_a_request_and_its_answer(to: Party) -> None:
         {"query": "a=2"},
         {"range": "bytes=0-8"},
         {"range": ""},
-        {"body": b"bodY"},
-        {"path": "/peer/syncb", "query": ""},
+        {"path": "/peer/synca=1", "query": ""},
     ],
 )
 def test_a_changed_request_is_altered(changed: dict) -> None:
-    fields = {name: getattr(REQUEST, name) for name in ("method", "path", "query", "range", "body")}
-    header, _ = gate(A).sign_request(B, REQUEST, NOW)
+    fields = {name: getattr(REQUEST, name) for name in ("method", "path", "query", "range")}
+    header, _ = gate(A).sign_request(B, REQUEST, b"", NOW)
     assert reason(gate(B).check_request(header, HttpRequest(**(fields | changed)), NOW)) is Drop.ALTERED
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        HttpAnswer(status=200, fields=("bytes 0-9/10",), body=b"answer"),
-        HttpAnswer(status=206, fields=("bytes 0-9/11",), body=b"answer"),
-        HttpAnswer(status=206, fields=("bytes 0-9/10",), body=b"other"),
-        HttpAnswer(status=206, fields=("bytes 0-9/10",), body=None),
-        HttpAnswer(status=206, fields=("bytes 0-9/", "10"), body=b"answer"),
+        HttpAnswer(status=200, fields=("bytes 0-9/10",)),
+        HttpAnswer(status=206, fields=("bytes 0-9/11",)),
+        HttpAnswer(status=206, fields=("bytes 0-9/", "10")),
+        HttpAnswer(status=206),
     ],
 )
 def test_a_changed_answer_is_altered(changed: HttpAnswer) -> None:
     client, server = gate(A), gate(B)
-    header, nonce = client.sign_request(B, REQUEST, NOW)
+    header, nonce = client.sign_request(B, REQUEST, b"", NOW)
     opened = server.check_request(header, REQUEST, NOW)
     assert isinstance(opened, Opened)
-    assert reason(client.check_answer(server.sign_answer(opened, ANSWER, NOW), nonce, changed, NOW)) is Drop.ALTERED
+    signed = server.sign_answer(opened, ANSWER, UNCOVERED, NOW)
+    assert reason(client.check_answer(signed, nonce, changed, NOW)) is Drop.ALTERED
+
+
+@pytest.mark.parametrize(
+    ("signed", "body"), [(body_hash(b"body"), b"bodY"), (body_hash(b"body"), b""), (UNCOVERED, b"")]
+)
+def test_a_body_that_was_not_signed_is_altered(signed: bytes, body: bytes) -> None:
+    receiver = gate(B)
+    assert not receiver.proved(Opened(Kind.REQUEST, A, 1, NOW, signed), body)
+    assert receiver.dropped[Drop.ALTERED] == 1
 
 
 def test_an_answer_counts_for_its_request_alone() -> None:
     client, server = gate(A), gate(B)
-    first, nonce = client.sign_request(B, REQUEST, NOW)
-    second, other = client.sign_request(B, REQUEST, NOW)
+    first, nonce = client.sign_request(B, REQUEST, b"", NOW)
+    second, other = client.sign_request(B, REQUEST, b"", NOW)
     opened = server.check_request(first, REQUEST, NOW)
     assert isinstance(opened, Opened)
-    answer = server.sign_answer(opened, ANSWER, NOW)
+    answer = server.sign_answer(opened, ANSWER, UNCOVERED, NOW)
     assert reason(client.check_answer(answer, other, ANSWER, NOW)) is Drop.REPLAY
     assert isinstance(client.check_answer(answer, nonce, ANSWER, NOW), Opened)
     assert reason(client.check_answer(second, other, ANSWER, NOW)) is Drop.ALTERED, "a request is no answer"
@@ -268,7 +294,7 @@ def test_a_datagram_is_no_request_and_a_request_no_datagram() -> None:
     datagram = client.seal(Kind.PING, B, b"", NOW)
     as_header = base64.urlsafe_b64encode(datagram).decode()
     assert isinstance(server.check_request(as_header, HttpRequest(method="GET", path="/"), NOW), Dropped)
-    header, _ = client.sign_request(B, REQUEST, NOW)
+    header, _ = client.sign_request(B, REQUEST, b"", NOW)
     assert isinstance(server.open(base64.urlsafe_b64decode(header), NOW), Dropped)
 
 
