@@ -201,6 +201,7 @@ class AdapterStore:
         with self._mutex, translated(f"making room in {self._root}"):
             self._keep = keep
             self._published.clear()
+            self._revisions.clear_debris()
             if not self._quota:
                 return ()
             return self._reclaim(lambda: self._counted() <= self._quota)
