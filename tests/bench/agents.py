@@ -151,12 +151,12 @@ class AgentPool:
             await asyncio.sleep(POLL_SECONDS)
         return time.perf_counter() - began
 
-    async def get(self, agent: Agent, path: str) -> object:
-        """The JSON that the agent answers."""
+    async def text(self, agent: Agent, path: str) -> str:
+        """What the agent answers."""
         if self._session is None:
             raise RuntimeError("the pool is not started")
         async with self._session.get(f"http://{agent.address}{path}") as response:
-            return await response.json()
+            return await response.text()
 
     async def settle(self) -> None:
         """Wait until every agent has heard of every other one and is past its start."""
@@ -171,7 +171,7 @@ class AgentPool:
 
     async def _knows_all(self, agent: Agent) -> bool:
         try:
-            peers = await self.get(agent, "/v1/peers")
+            peers = json.loads(await self.text(agent, "/v1/peers"))
         except aiohttp.ClientError:
             return False
         rows = peers.get("peers", []) if isinstance(peers, dict) else peers

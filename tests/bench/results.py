@@ -43,7 +43,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 def record(heading: str, command: str, body: str, path: Path = RESULTS) -> None:
     """Replace the section `heading` of the results, or add it at the end."""
-    section = f"## {heading}\n\n`{command}` on {machine()}.\n\n{body.strip()}\n"
+    section = f"## {heading}\n\n`{command}` on {machine()}; load average {os.getloadavg()[0]:.1f}.\n\n{body.strip()}\n"
     sections = re.split(r"(?m)^(?=## )", path.read_text())[1:] if path.exists() else []
     kept = {s.partition("\n")[0]: s.strip() + "\n" for s in sections}
     kept[f"## {heading}"] = section
