@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from sidecar.core.placement import Assignment, Worker, place
@@ -17,6 +18,8 @@ LABELS = st.fixed_dictionaries(
     {}, optional={"gpu": st.sampled_from(["a10", "h100"]), "spot": st.sampled_from(["true", "false"])}
 )
 Placement = dict[str, Assignment]
+# Drawing a pool takes longer than placing on it.
+FEWER = settings(max_examples=40)
 
 
 def adapter(

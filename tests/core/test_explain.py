@@ -8,7 +8,7 @@ from sidecar.core.explain import Explained, explain
 from sidecar.core.placement import Worker, place, rank
 from sidecar.model import Adapter, Selector
 from tests.core import reference
-from tests.core.placing import adapter, some_adapters, some_workers, worker, workers
+from tests.core.placing import FEWER, adapter, some_adapters, some_workers, worker, workers
 
 
 def explained(one: Adapter, pool: list[Worker], *before: Adapter) -> dict[str, Explained]:
@@ -72,6 +72,7 @@ def test_replicas_zero_is_told() -> None:
 
 
 @given(adapters=some_adapters(), pool=some_workers(least=1))
+@FEWER
 def test_agrees_with_the_placement(adapters: list[Adapter], pool: list[Worker]) -> None:
     placed = place(adapters, pool)
     used = {w.name: 0 for w in pool}

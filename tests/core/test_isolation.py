@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sidecar.core.placement import Worker, isolated, place, place_isolated
 from sidecar.model import Adapter
-from tests.core.placing import adapter, some_adapters, some_workers, targets, worker, workers
+from tests.core.placing import FEWER, adapter, some_adapters, some_workers, targets, worker, workers
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,7 @@ def test_free_room_goes_to_the_first_in_order() -> None:
     down=st.sets(st.integers(0, 8)),
     held=st.sets(st.integers(0, 11)),
 )
+@FEWER
 def test_keeps_and_takes_what_it_should_and_no_more(
     adapters: list[Adapter], pool: list[Worker], down: set[int], held: set[int]
 ) -> None:

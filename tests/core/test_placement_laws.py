@@ -14,7 +14,7 @@ from sidecar.core.placement_blocks import place_in_blocks
 from sidecar.core.pool import Pool
 from sidecar.model import Adapter
 from tests.core import reference
-from tests.core.placing import Placement, adapter, some_adapters, some_workers, worker
+from tests.core.placing import FEWER, Placement, adapter, some_adapters, some_workers, worker
 
 PLENTY = st.just(1_000)
 HEALTHY = some_workers(room=PLENTY, most=8)
@@ -37,7 +37,7 @@ def test_blocks_agree_with_plain_python(adapters: list[Adapter], pool: list[Work
 
 @pytest.mark.parametrize("block_scores", [1, 100])
 @given(data=st.data(), pool=some_workers(least=30, most=60, room=st.integers(0, 6)))
-@settings(max_examples=25)
+@settings(max_examples=20)
 def test_heads_of_rankings_agree_with_whole_ones(block_scores: int, data: st.DataObject, pool: list[Worker]) -> None:
     """Pools in which adapters want few of many, nearly all room gets used, and rows come in several blocks."""
     adapters = data.draw(some_adapters(most=30))
@@ -60,18 +60,21 @@ def test_heads_agree_where_small_zones_seldom_reach_them(room: int) -> None:
 
 
 @given(data=st.data(), adapters=some_adapters(), pool=some_workers())
+@FEWER
 def test_independent_of_the_order_of_inputs(data: st.DataObject, adapters: list[Adapter], pool: list[Worker]) -> None:
     shuffled = place(data.draw(st.permutations(adapters)), data.draw(st.permutations(pool)))
     assert list(shuffled.items()) == list(place(adapters, pool).items())
 
 
 @given(adapters=some_adapters(), pool=some_workers())
+@FEWER
 def test_nobody_gets_more_than_it_has_room_for(adapters: list[Adapter], pool: list[Worker]) -> None:
     load = Counter(t for a in place(adapters, pool).values() for t in a.targets)
     assert all(load[w.name] <= w.room for w in pool)
 
 
 @given(adapters=some_adapters(), pool=some_workers())
+@FEWER
 def test_short_only_if_every_other_candidate_is_full(adapters: list[Adapter], pool: list[Worker]) -> None:
     placed = place(adapters, pool)
     load = Counter(t for a in placed.values() for t in a.targets)
@@ -106,6 +109,7 @@ def test_who_leaves_moves_only_what_it_held(adapters: list[Adapter], pool: list[
 
 
 @given(pool=HEALTHY, percentages=st.tuples(st.integers(0, 100), st.integers(0, 100)))
+@FEWER
 def test_a_smaller_number_drops_the_last_in_rank(pool: list[Worker], percentages: tuple[int, int]) -> None:
     low, high = sorted(percentages)
     few = place([adapter("a", percentage=low)], pool)["default/a"].targets
@@ -114,6 +118,7 @@ def test_a_smaller_number_drops_the_last_in_rank(pool: list[Worker], percentages
 
 
 @given(adapters=some_adapters(), pool=some_workers(room=PLENTY), down=st.sets(st.integers(0, 8)))
+@FEWER
 def test_a_percentage_counts_engines_that_are_down(adapters: list[Adapter], pool: list[Worker], down: set[int]) -> None:
     changed = [worker_with(w, up=w.up and i not in down) for i, w in enumerate(pool)]
     before, after = place(adapters, pool), place(adapters, changed)
@@ -121,6 +126,7 @@ def test_a_percentage_counts_engines_that_are_down(adapters: list[Adapter], pool
 
 
 @given(adapters=some_adapters(), pool=HEALTHY, victim=st.integers(0, 7), chosen=st.integers(0, 11))
+@FEWER
 def test_avoiding_moves_that_adapter_only(
     adapters: list[Adapter], pool: list[Worker], victim: int, chosen: int
 ) -> None:
@@ -134,6 +140,7 @@ def test_avoiding_moves_that_adapter_only(
 
 
 @given(adapters=some_adapters(), pool=some_workers(room=PLENTY))
+@FEWER
 def test_zones_differ_by_one_at_most_while_they_have_workers(adapters: list[Adapter], pool: list[Worker]) -> None:
     willing = [worker_with(w, avoids=frozenset(), resting=False) for w in pool]
     zone = {w.name: w.zone for w in pool}
@@ -148,6 +155,7 @@ def test_zones_differ_by_one_at_most_while_they_have_workers(adapters: list[Adap
 
 
 @given(pool=some_workers(room=st.integers(0, 3)), count=st.integers(0, 15))
+@FEWER
 def test_later_adapters_take_nothing_from_earlier_ones(pool: list[Worker], count: int) -> None:
     several = [adapter(f"a-{i}", replicas=2, created=i) for i in range(count + 1)]
     with_all, without_last = place(several, pool), place(several[:-1], pool)
