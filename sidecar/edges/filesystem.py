@@ -140,4 +140,4 @@ def translated(doing: str) -> Iterator[None]:
 
 def mib(size: int) -> str:
     """Bytes for people."""
-    return f"{size / 1024**2:,.1f} MiB"
+    return f"{size:,} bytes" if size < 1024**2 else f"{size / 1024**2:,.1f} MiB"

@@ -15,8 +15,8 @@ from tests.edges.stored import content, publish, read, revision, stored, write
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[AdapterStore]:
-    store = AdapterStore.open(str(tmp_path / "adapters"))
+def store(memory_path: Path) -> Iterator[AdapterStore]:
+    store = AdapterStore.open(str(memory_path / "adapters"))
     yield store
     store.close()
 

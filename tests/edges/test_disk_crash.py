@@ -7,8 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -158,15 +157,6 @@ def check_laws(root: Path, story: str) -> None:
 # -- killed -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    """In memory where there is such a place: the sweeps sync a few thousand times."""
-    shared = Path("/dev/shm")
-    path = Path(tempfile.mkdtemp(prefix="lora-sidecar-test-", dir=shared if shared.is_dir() else None))
-    yield path
-    shutil.rmtree(path)
-
-
 def sweep_kills(root: Path, story: str) -> int:
     """In a process without threads: a child for each step, killed there; returns how many steps there are."""
     for at in range(10_000):
@@ -187,19 +177,19 @@ def swept(stories: Iterable[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("story", swept(STORIES))
-def test_killed_at_any_step_the_store_is_whole(tmp_path: Path, story: str) -> None:
+def test_killed_at_any_step_the_store_is_whole(memory_path: Path, story: str) -> None:
     script = (
         "import sys; from pathlib import Path; from tests.edges.test_disk_crash import sweep_kills;"
         " print('steps', sweep_kills(Path(sys.argv[1]), sys.argv[2]))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", script, tmp_path, story], capture_output=True, text=True, check=True, env=environment
+        [sys.executable, "-c", script, memory_path, story], capture_output=True, text=True, check=True, env=environment
     )
     steps = int(done.stdout.rpartition("steps ")[2])
     assert steps >= 2
     for at in range(steps + 1):
-        check_laws(tmp_path / str(at), story)
+        check_laws(memory_path / str(at), story)
 
 
 # -- a disk that is full, or broken -----------------------------------------------------------------------------------
@@ -214,11 +204,11 @@ def test_killed_at_any_step_the_store_is_whole(tmp_path: Path, story: str) -> No
     ],
 )
 def test_after_a_step_that_fails_the_same_call_works_once_the_disk_does(
-    tmp_path: Path, story: str, code: int, kind: type[EdgeError]
+    memory_path: Path, story: str, code: int, kind: type[EdgeError]
 ) -> None:
     _, again, do = STORIES[story]
     for at in range(10_000):
-        fs, root = FailingFileSystem(code), tmp_path / str(at)
+        fs, root = FailingFileSystem(code), memory_path / str(at)
         store = prepare(root, fs)
         STORIES[story][0](store)
         if again:
@@ -251,9 +241,9 @@ def test_after_a_step_that_fails_the_same_call_works_once_the_disk_does(
 
 @pytest.mark.parametrize("lost", [1.0, 0.5, 0.0])
 @pytest.mark.parametrize("story", swept(["publish", "evict", "save", "repair", "repair what was found", "condemn"]))
-def test_without_power_at_any_step_nothing_wrong_is_ever_offered(tmp_path: Path, story: str, lost: float) -> None:
+def test_without_power_at_any_step_nothing_wrong_is_ever_offered(memory_path: Path, story: str, lost: float) -> None:
     for at in range(10_000):
-        root, graveyard = tmp_path / str(at), tmp_path / f"graves-{at}"
+        root, graveyard = memory_path / str(at), memory_path / f"graves-{at}"
         graveyard.mkdir()
         fs = PowerFileSystem(graveyard)
         try:
