@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from controlplane import ControlPlane, wait_until
+from manifests import apply_policies
 from nodes import Nodes
 
 HERE = Path(__file__).parent
@@ -94,3 +95,10 @@ def nodes(cluster: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> It
         yield made
     finally:
         made.stop()
+
+
+@pytest.fixture(scope="session")
+def policies(cluster: ControlPlane) -> ControlPlane:
+    """The cluster with deploy/policy in force, from here on for the whole run, as a cluster has it."""
+    apply_policies(cluster)
+    return cluster
