@@ -8,9 +8,9 @@ from sidecar.core.world import Action, Load, Plan, Status, World
 from sidecar.model import Adapter, Decision, State
 
 HOLD_MESSAGE = (
-    "held back: this vLLM keys its prefix cache by adapter name alone and would mix cached blocks of the old weights into "
-    "the new. Restart the engine, upgrade to vLLM 0.31 or newer, start it with VLLM_SERVER_DEV_MODE=1 so that the cache can "
-    "be reset, choose another servedName, or set spec.onStalePrefixCache: Replace."
+    "held back: this vLLM keys its prefix cache by adapter name alone and would mix cached blocks of the old weights "
+    "into the new. Restart the engine, upgrade to vLLM 0.31 or newer, start it with VLLM_SERVER_DEV_MODE=1 so that the "
+    "cache can be reset, choose another servedName, or set spec.onStalePrefixCache: Replace."
 )
 KEEPS_QUARANTINED_AFTER = 600.0
 

@@ -17,7 +17,7 @@ def loaded_elsewhere(world: World, key: str, name: str, fresh_after: float) -> b
 
 
 def has_wanted(world: World, key: str, name: str, wanted: str | None, fresh_after: float) -> bool:
-    """Whether target `name` reports the pool's wanted revision loaded (or an older one because its engine refused it)."""
+    """Whether target `name` reports the wanted revision loaded (or an older one because its engine refused it)."""
     peer = world.peers.get(name)
     if peer is None or not _speaks(peer, fresh_after):
         return False
@@ -91,6 +91,5 @@ def witnesses(world: World, adapter: Adapter) -> tuple[str, ...]:
     """The peers whose word decided, to be asked again directly before the unload."""
     assignment = world.assignments.get(adapter.key)
     targets = assignment.targets if assignment else ()
-    if any(t in world.peers for t in targets):
-        return tuple(t for t in targets if t in world.peers)
-    return tuple(n for n, p in world.peers.items() if adapter.key in p.entries)
+    holders = (n for n, p in world.peers.items() if adapter.key in p.entries and p.entries[adapter.key].revision)
+    return tuple(dict.fromkeys([*(t for t in targets if t in world.peers), *holders]))

@@ -1,7 +1,7 @@
 """What an agent remembers between looks, and across restarts (the fields that `dump` keeps).
 
-Everything here can be lost without breaking a law of safety, except the history of loads: with it forgotten, a vLLM that
-keys its prefix cache by name alone could mix cached blocks of old weights into an update.
+Everything here can be lost without breaking a law of safety, except the history of loads: with it forgotten, a vLLM
+that keys its prefix cache by name alone could mix cached blocks of old weights into an update.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class LoadedOnce(Frozen, frozen=True):
 
 
 class Avoid(Frozen, frozen=True):
-    """This worker asks to be passed over for an adapter until `until` (inf: until the source or content changes)."""
+    """This worker asks to be passed over for an adapter until `until` (FOREVER: until source or content changes)."""
 
     source_id: str
     revision: str
@@ -29,7 +29,7 @@ class Avoid(Frozen, frozen=True):
 
 
 class Retry(Frozen, frozen=True):
-    """Failures in a row of one step for one input, and when it may be tried again (inf: not before the input changes)."""
+    """Failures in a row of one step for one input, and when it may be tried again (FOREVER: when the input changes)."""
 
     input: str
     failures: int
@@ -100,12 +100,11 @@ MAX_HISTORY = 20_000
 def dump(memory: Memory) -> bytes:
     """JSON of what survives a restart."""
     kept = {f: getattr(memory, f) for f in memory.__struct_fields__ if f not in VOLATILE}
-    # JSON knows no infinity; a wait without end is written as a year in the far future.
     return msgspec.json.encode(kept)
 
 
 def restore(data: bytes | None, now: float) -> Memory:
-    """What `dump` wrote; a fresh memory if there is none or it can't be read. Times in the future are cut to sane ones."""
+    """What `dump` wrote; a fresh memory if there is none or it can't be read. Times in the future are cut."""
     if not data:
         return Memory()
     try:

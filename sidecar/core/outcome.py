@@ -62,10 +62,11 @@ def fetched(memory: Memory, adapter: Adapter, decision: Decision, now: float) ->
     memory.large.pop(adapter.key, None)
     retry = memory.retries.get(adapter.key)
     # Failures to load the very same revision outlive a new fetch of it.
-    if retry is not None and retry.input != f"{adapter.source_id}@{decision.revision}":
-        memory.retries.pop(adapter.key)
-    elif retry is not None and not retry.rejected and retry.not_before <= now:
-        memory.retries.pop(adapter.key)
+    if retry is None:
+        return
+    other = retry.input != f"{adapter.source_id}@{decision.revision}"
+    if other or (not retry.rejected and retry.not_before <= now):
+        del memory.retries[adapter.key]
 
 
 def adopt(memory: Memory, decision: Decision) -> None:

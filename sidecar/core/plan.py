@@ -3,7 +3,7 @@
 `plan` is a function of its argument alone. Killed after any prefix of its actions and started again without volatile
 memory, an agent reaches the same end state. The laws it keeps, each a property test:
 
-- Unknown is never empty: with the adapters, the members or the engine unknown it fetches and loads, and takes nothing away.
+- Unknown is never empty: with the adapters, the members or the engine unknown it fetches and loads, and takes nothing.
 - Make before break: a copy goes when the targets report theirs, never the last one known.
 - Route away, wait, unload, keep the files.
 - An update never costs the old revision, and changes one worker at a time in rank order.

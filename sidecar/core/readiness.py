@@ -1,8 +1,8 @@
 """When a worker may get traffic for the first time: /readyz.
 
-Not before the engine has answered and placement was computed with this worker in it; then not until the adapters that were
-wanted at that moment are settled. From then on ready for this engine process, whatever comes: later adapters, updates,
-failures and outages never turn it back.
+Not before the engine has answered and placement was computed with this worker in it; then not until the adapters that
+were wanted at that moment are settled. From then on ready for this engine process, whatever comes: later adapters,
+updates, failures and outages never turn it back.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def entries(
 ) -> tuple[Entry, ...]:
     """The record's entries, one for each adapter that this worker has something to say about.
 
-    `since` stays while state and revision stay. Progress in bytes is local only: it would change the record each moment.
+    `since` stays while state and revision stay. Progress in bytes is not told: it would change the record each moment.
     """
     result = []
     for key in sorted(statuses):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -14,10 +15,9 @@ from sidecar.core import outcome, poison, sight
 from sidecar.core.catalog import Catalog, select
 from sidecar.core.decide import decided
 from sidecar.core.dialect_vllm import stale_prefix_cache
-from sidecar.core.handover import has_wanted, loaded_elsewhere
-from sidecar.core.isolation import isolated, place_isolated
+from sidecar.core.handover import loaded_elsewhere, may_drop
 from sidecar.core.memory import Memory, dump
-from sidecar.core.placement import Assignment, place
+from sidecar.core.placement import Assignment, isolated, place, place_isolated
 from sidecar.core.plan import plan
 from sidecar.core.pool import Worker
 from sidecar.core.report import entries
@@ -28,6 +28,8 @@ from sidecar.model import Adapter, Decision, EngineView, Head, Record, State
 from sidecar.ports import Backend, BackendView, Clock, DiskFull, Engine, Fetcher, Meter, Peers, PeerUnreachable, Store
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 # Placements up to so many pairs are computed in the event loop, beyond that in a thread (20,000 take about 20 ms).
 PAIRS_IN_LOOP = 5_000
@@ -70,6 +72,7 @@ class Reconciler:
         self._changed = asyncio.Event()
         self._index: dict[str, tuple[Record, Peer]] = {}
         self._placed: tuple[object, dict[str, Assignment]] | None = None
+        self._alone: tuple[object, frozenset[str]] | None = None
         self._base_models: tuple[str, ...] = (base_model,) if base_model else ()
         self._saved = b""
         self._tidied = 0.0
@@ -154,7 +157,7 @@ class Reconciler:
         held = frozenset(a.key for a in catalog.active if a.served_name in owned)
         mine = frozenset(k for k, a in assignments.items() if self.head.name in a.targets)
         if cut_off:
-            mine = self._isolated_mine(catalog, roster, held)
+            mine = await self._isolated_mine(catalog, roster.workers, held)
         decisions = self._decisions(catalog, roster.peers)
         pool = {n: p for n, (r, _) in self._index.items() if (p := r.suspicions)}
         pool[self.head.name] = tuple(self.memory.suspicions)
@@ -230,16 +233,24 @@ class Reconciler:
     async def _place(self, catalog: Catalog, workers: list[Worker]) -> dict[str, Assignment]:
         inputs = (catalog.active, tuple(workers))
         if self._placed is None or self._placed[0] != inputs:
-            if len(catalog.active) * len(workers) > PAIRS_IN_LOOP:
-                result = await asyncio.to_thread(place, catalog.active, workers)
-            else:
-                result = place(catalog.active, workers)
-            self._placed = (inputs, result)
+            self._placed = (inputs, await self._compute(inputs, lambda: place(catalog.active, workers)))
         return self._placed[1]
 
-    def _isolated_mine(self, catalog: Catalog, roster: sight.Roster, held: frozenset[str]) -> frozenset[str]:
-        everyone = [msgspec.structs.replace(w, up=True) for w in roster.workers]
-        return place_isolated(catalog.active, everyone, roster.workers, self.head.name, held)
+    async def _isolated_mine(self, catalog: Catalog, workers: list[Worker], held: frozenset[str]) -> frozenset[str]:
+        inputs = (catalog.active, tuple(workers), held)
+        if self._alone is None or self._alone[0] != inputs:
+            everyone = [msgspec.structs.replace(w, up=True) for w in workers]
+            me = self.head.name
+            mine = await self._compute(inputs, lambda: place_isolated(catalog.active, everyone, workers, me, held))
+            self._alone = (inputs, mine)
+        return self._alone[1]
+
+    @staticmethod
+    async def _compute(inputs: tuple[Sized, ...], work: Callable[[], T]) -> T:
+        """`work`, in a thread if it takes long."""
+        if len(inputs[0]) * len(inputs[1]) > PAIRS_IN_LOOP:
+            return await asyncio.to_thread(work)
+        return work()
 
     def _decisions(self, catalog: Catalog, peers: Mapping[str, Peer]) -> dict[str, Decision]:
         found: dict[str, Decision] = {}
@@ -303,16 +314,7 @@ class Reconciler:
         since = world.now - self._rules.witness_age
         if isinstance(action, Swap):
             return any(loaded_elsewhere(world, action.key, n, since) for n in action.witnesses)
-        if adapter is None or not world.adapters_fresh or not world.members_fresh:
-            return False
-        decision = world.decisions.get(action.key)
-        wanted = decision.revision if decision else None
-        if not action.witnesses:
-            return True
-        return any(
-            has_wanted(world, action.key, n, wanted, since) or loaded_elsewhere(world, action.key, n, since)
-            for n in action.witnesses
-        )
+        return adapter is not None and may_drop(world, adapter, self.memory.leaving.get(action.key, world.now))
 
     async def _ask(self, name: str) -> Peer | None:
         try:

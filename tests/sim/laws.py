@@ -52,6 +52,8 @@ class Watcher:
 
     def _engine_event(self, worker: str, what: str, name: str) -> None:
         self.note(f"{worker}: {what} {name}")
+        if what == "died":
+            self.excuse(900)
         if what == "unload":
             self._check_unload(worker, name)
 
@@ -83,8 +85,9 @@ class Watcher:
         adapter = self.pool.adapters.get(key)
         if adapter is None:
             return False
-        d = adapter.distribution
-        return not (d.strategy == "fixed" and d.replicas == 0)
+        # Where room runs out, what comes last by priority and age is served nowhere, and says so.
+        worlds = [w.agent.world for w in self.pool.workers.values() if w.agent and w.agent.world]
+        return not any(key in w.assignments and not w.assignments[key].targets for w in worlds)
 
     def _elsewhere(self, worker: str, name: str) -> bool:
         return any(n != worker and w.engine.up and name in w.engine.adapters for n, w in self.pool.workers.items())
