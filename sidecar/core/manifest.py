@@ -147,15 +147,12 @@ def _source(spec: Fields, allow_http: bool) -> Source:
     secret = source.mapping("secretRef")
     if secret is not None:
         secret.only(("name",))
-    found = Source(
+    return Source(
         uri=source.text("uri", required=f"write one of {KNOWN}", check=lambda uri: _uri_fault(uri, allow_http)),
         digest=source.text("digest", check=_digest_fault) or None,
         secret=secret.text("name", required="name the Secret", check=_secret_fault) if secret is not None else None,
         refresh_seconds=source.seconds("refreshInterval", 1, 8760 * 3600),
     )
-    if source.has("digest") and source.has("refreshInterval"):
-        source.fault("refreshInterval", "makes no sense with a digest, which pins the content; leave one of them out")
-    return found
 
 
 def _selector(spec: Fields) -> Selector:

@@ -165,7 +165,6 @@ BAD: list[tuple[Any, list[str]]] = [
     (sourced(uri="s3://bucket/../x"), ["spec.source.uri", "'..'"]),
     (sourced(digest="sha256:abc"), ["spec.source.digest", "'sha256:abc'", "64"]),
     (sourced(digest=DIGEST.upper()), ["spec.source.digest", "lower-case"]),
-    (sourced(digest=DIGEST, refreshInterval="10m"), ["spec.source.refreshInterval", "digest", "leave one"]),
     (sourced(secretRef={}), ["spec.source.secretRef.name", "required"]),
     (sourced(secretRef={"name": "A B"}), ["spec.source.secretRef.name", "'A B'"]),
     (sourced(secretRef={"name": "a", "key": "b"}), ["spec.source.secretRef.key", "unknown field"]),

@@ -10,6 +10,8 @@ import pytest
 import yaml
 from controlplane import ApiError, ControlPlane, wait_until
 
+from sidecar.core.manifest import InvalidManifest, parse_adapter
+
 Json = dict[str, Any]
 REMOVE = object()
 
@@ -77,6 +79,7 @@ GOOD: dict[str, Json] = {
     "plain web": adapter(source__uri="http://h/x.ZIP"),
     "file": adapter(source__uri="file:///data/my lora"),
     "digest": adapter(source__digest="sha256:" + "0123456789abcdef" * 4),
+    "digest looked at again": adapter(source__digest="sha256:" + "0" * 64, source__refreshInterval="1h"),
     "secret": adapter(source__secretRef={"name": "s3-credentials"}),
     **{
         f"refreshInterval {value}": adapter(source__refreshInterval=value)
@@ -140,11 +143,20 @@ BAD: list[tuple[str, Json, str]] = [
     ("long uri", adapter(source__uri="s3://bucket/" + "x" * 2048), "2048"),
     ("digest without algorithm", adapter(source__digest="0" * 64), "sha256: and 64 lower-case hex"),
     ("digest in upper case", adapter(source__digest="sha256:" + "A" * 64), "64 lower-case hex digits"),
+    ("secret with a capital", adapter(source__secretRef={"name": "S3"}), "the name of a Secret"),
     ("secret without a name", adapter(source__secretRef={}), "secretRef.name: Required"),
     ("day", adapter(source__refreshInterval="1d"), "such as 30s, 10m or 1h30m"),
     ("bare number", adapter(source__refreshInterval="30"), "such as 30s"),
     ("negative duration", adapter(source__refreshInterval="-30s"), "such as 30s"),
+    ("too seldom", adapter(source__refreshInterval="9000h"), "at most 8760h"),
     ("too often", adapter(source__refreshInterval="999ms"), "at least 1s"),
+    ("label value", adapter(workers={"matchLabels": {"a": "b c"}}), "a label's value"),
+    (
+        "value in a list",
+        adapter(workers={"matchExpressions": [{"key": "a", "operator": "In", "values": ["-b"]}]}),
+        "a label's value",
+    ),
+    ("label key", adapter(workers={"matchExpressions": [{"key": "a b", "operator": "Exists"}]}), "a label's key"),
     ("In without values", adapter(workers={"matchExpressions": [{"key": "a", "operator": "In"}]}), "need values"),
     (
         "Exists with values",
@@ -183,6 +195,17 @@ BAD: list[tuple[str, Json, str]] = [
 @pytest.mark.parametrize(("document", "reason"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
 def test_refused_with_a_way_out(cluster: ControlPlane, namespace: str, document: Json, reason: str) -> None:
     assert reason in refusal(cluster, namespace, document)
+
+
+@pytest.mark.parametrize("document", GOOD.values(), ids=GOOD.keys())
+def test_files_are_accepted_alike(document: Json) -> None:
+    parse_adapter(document)
+
+
+@pytest.mark.parametrize("document", [case[1] for case in BAD], ids=[case[0] for case in BAD])
+def test_files_are_refused_alike(document: Json) -> None:
+    with pytest.raises(InvalidManifest):
+        parse_adapter(document)
 
 
 def test_a_change_is_checked_like_a_creation(cluster: ControlPlane, namespace: str) -> None:

@@ -347,3 +347,27 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_the_image_of_vllm_is_the_stub_engine(cluster: ControlPlane, nodes: Nodes, namespace: str) -> None:
+    health = {"httpGet": {"path": "/health", "port": 9000}, "periodSeconds": 1}
+    env = [{"name": "VLLM_API_KEY", "value": "k"}, {"name": "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "value": "True"}]
+    engine = {
+        "name": "vllm",
+        "image": "vllm/vllm-openai:v0.32.0",
+        "args": ["meta/base", "--port=9000", "--enable_lora"],
+        "readinessProbe": health,
+        "env": env,
+    }
+    run(cluster, namespace, "v", [engine])
+    address = until_ready(cluster, namespace, "v")["status"]["podIP"]
+    request = urllib.request.Request(f"http://{address}:9000/v1/models", headers={"Authorization": "Bearer k"})
+    with urllib.request.urlopen(request, timeout=5) as response:
+        assert b'"meta/base"' in response.read()
+
+
+def test_vllm_refuses_several_api_servers_as_vllm_does(cluster: ControlPlane, nodes: Nodes, namespace: str) -> None:
+    env = [{"name": "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "value": "True"}]
+    command = ["sh", "-c", "vllm serve m --data-parallel-size 2"]
+    run(cluster, namespace, "v", [{"name": "vllm", "image": "any", "command": command, "env": env}])
+    until_logged(nodes, namespace, "v", "vllm", "cannot be used with api_server_count > 1")

@@ -12,9 +12,9 @@ from kubelet.volumes import Volumes, expanded
 
 Json = dict[str, Any]
 REPOSITORY = Path(__file__).resolve().parents[3]
-STUB_ENGINE = [sys.executable, "-m", "sidecar.edges.stub_engine"]
+VLLM = [sys.executable, str(Path(__file__).with_name("vllm.py"))]
 # The entry point of an image by the last component of its name; others have none, so their containers need a command.
-ENTRY_POINTS = {"lora-sidecar": [sys.executable, "-m", "sidecar"], "vllm-openai": STUB_ENGINE}
+ENTRY_POINTS = {"lora-sidecar": [sys.executable, "-m", "sidecar"], "vllm-openai": VLLM}
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -53,8 +53,7 @@ def script_of(pod: Json, container: Json, volumes: Volumes, scratch: Path, comma
         f"mount --bind {quoted(str(volumes.directory))} {root}/.volumes",
         f"cat > {root}/usr/local/bin/vllm <<'SCRIPT'",
         "#!/bin/sh",
-        '[ "$1" = serve ] && shift',
-        f'exec {shlex.join(STUB_ENGINE)} "$@"',
+        f'exec {shlex.join(VLLM)} "$@"',
         "SCRIPT",
         f"chmod 755 {root}/usr/local/bin/vllm",
         f"exec chroot {root} /bin/sh -c {quoted(_inside(pod, container, command))}",
