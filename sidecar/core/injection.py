@@ -148,7 +148,7 @@ def _targets(documents: list[Any], options: Options, refusals: list[str]) -> Ite
         for template in templates:
             target = _Target(workload=workload, template=template)
             try:
-                engine = engine_of(template["spec"], options.container)
+                engine = engine_of(template, options.container)
             except InjectionRefused as refusal:
                 refusals.append(f"{target.label}: {refusal}")
                 continue

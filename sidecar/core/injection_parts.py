@@ -16,6 +16,7 @@ IMAGE = "ghcr.io/lora-sidecar/lora-sidecar"
 ROLE = "lora-sidecar"
 POOL_LABEL = f"{LABEL_PREFIX}/pool"
 INJECTED = f"{LABEL_PREFIX}/injected"
+ENGINE = f"{LABEL_PREFIX}/container"
 PORT = 8790
 GRACE_SECONDS = 90
 ADAPTERS = "lora-adapters"

@@ -12,7 +12,7 @@ from typing import Any
 
 from sidecar.core import injection_parts as parts
 from sidecar.core.injection_flags import add_flags, missing_flags, remove_flags, will_not_work
-from sidecar.core.injection_parts import GRACE_SECONDS, INJECTED, POOL_LABEL, PORT, SIDECAR, Json, Options
+from sidecar.core.injection_parts import ENGINE, GRACE_SECONDS, INJECTED, POOL_LABEL, PORT, SIDECAR, Json, Options
 from sidecar.core.vllm_args import RUNTIME_UPDATING, VllmArgs, find_engines, vllm_args
 
 Note = Callable[[str], None]
@@ -34,16 +34,19 @@ def child(parent: Json, key: str, made: Any) -> Any:
     return parent[key]
 
 
-def engine_of(spec: Json, wanted: str) -> Json | None:
-    """The container of the vLLM server; None if there is none. Raises InjectionRefused if it can't be told."""
-    containers = [c for c in spec.get("containers") or () if isinstance(c, dict)]
-    if wanted:
-        return named(containers, wanted)
+def engine_of(template: Json, wanted: str) -> Json | None:
+    """The container of the vLLM server: the one called `wanted`, or that an annotation of the template names, or that
+    looks like one. None if there is none. Raises InjectionRefused if it can't be told."""
+    annotations = (template.get("metadata") or {}).get("annotations") or {}
+    containers = [c for c in template["spec"].get("containers") or () if isinstance(c, dict)]
+    if wanted or annotations.get(ENGINE):
+        return named(containers, wanted or annotations[ENGINE])
     engines = [containers[i] for i in find_engines(containers)]
     if len(engines) > 1:
         names = ", ".join(str(c.get("name")) for c in engines)
         raise InjectionRefused(
-            f"several containers look like a vLLM server ({names}); choose one with --container NAME"
+            f"several containers look like a vLLM server ({names}); choose one with --container NAME, or in the"
+            f" annotation {ENGINE} of the pod template"
         )
     return engines[0] if engines else None
 
@@ -61,7 +64,7 @@ class Injection:
 
     def run(self) -> None:
         """Put in everything that is missing. Raises InjectionRefused, with the template unchanged."""
-        engine = engine_of(self.spec, self.options.container)
+        engine = engine_of(self.template, self.options.container)
         if engine is None:
             raise InjectionRefused("no vLLM container")
         said = vllm_args(engine)

@@ -175,6 +175,14 @@ def test_two_engines_need_a_choice() -> None:
     assert "lifecycle" in pod(done)["containers"][1]
 
 
+def test_an_annotation_chooses_as_for_the_policy() -> None:
+    document = deployment()
+    pod(document)["containers"].append(engine() | {"name": "decode"})
+    document["spec"]["template"]["metadata"]["annotations"] = {"lora-sidecar.io/container": "decode"}
+    (done, *_), _ = run(document)
+    assert ["lifecycle" in container for container in pod(done)["containers"]] == [False, True]
+
+
 def test_a_container_can_be_named_whose_image_says_nothing() -> None:
     (done, *_), _ = run(deployment({"name": "server", "image": "mine", "args": ["--max-loras=2"]}), container="server")
     assert sidecar(done)["image"] == "x/lora-sidecar:1"

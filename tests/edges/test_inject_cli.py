@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,6 +91,19 @@ def test_it_says_what_it_did_and_what_comes_next() -> None:
 
 def test_a_file_instead_of_stdin() -> None:
     assert Ran("", "-f", str(GOLDEN / "list.yaml"), "--image", IMAGE).out == (GOLDEN / "list.injected.yaml").read_text()
+
+
+def test_json_is_yaml_too() -> None:
+    text = json.dumps(yaml.safe_load((GOLDEN / "list.yaml").read_text()), indent=2)
+    ran = Ran(text, "--image", IMAGE)
+    assert ran.code == 0
+    assert yaml.safe_load(ran.out) == yaml.safe_load((GOLDEN / "list.injected.yaml").read_text())
+
+
+def test_the_program_has_the_command() -> None:
+    command = [sys.executable, "-m", "sidecar", "inject", "--image", IMAGE]
+    done = subprocess.run(command, input=(GOLDEN / "list.yaml").read_text(), capture_output=True, text=True, check=True)
+    assert done.stdout == (GOLDEN / "list.injected.yaml").read_text()
 
 
 def test_windows_line_ends_and_a_missing_last_one() -> None:
