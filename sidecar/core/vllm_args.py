@@ -30,6 +30,7 @@ _ALIASES = {
     "-dpe": "--data-parallel-external-lb",
     "-dpm": "--data-parallel-multi-port-external-lb",
 }
+_ABBREVIATED = ("--max-cpu-loras", "--max-loras", "--max-lora-rank", "--api-server-count", "--served-model-name")
 _SEPARATORS = set(";&|\n")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _KUBERNETES_VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
@@ -216,9 +217,12 @@ def _arguments(words: Sequence[str]) -> list[str]:
 
 
 def _flag_name(word: str) -> str:
-    if word.startswith("--"):
-        return word.replace("_", "-")
-    return _ALIASES.get(word, word)
+    if not word.startswith("--"):
+        return _ALIASES.get(word, word)
+    name = word.replace("_", "-")
+    # argparse takes a beginning that fits one flag alone: --max-cpu-lora is --max-cpu-loras.
+    meant = [flag for flag in _ABBREVIATED if flag.startswith(name)]
+    return meant[0] if len(meant) == 1 and len(name) > len("--max-cpu") else name
 
 
 def _flags(arguments: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:

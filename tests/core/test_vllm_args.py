@@ -89,6 +89,8 @@ def test_nothing_said() -> None:
         (["--max-loras", "3"], 3),
         (["--max-loras", "3", "--max-cpu-loras", "12"], 12),
         (["--max-loras", "many"], None),
+        (["--max-cpu-lora=9"], 9),
+        (["--max-lora", "3"], None),
     ],
 )
 def test_capacity(args: list[str], capacity: int | None) -> None:
