@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from controlplane import ControlPlane, wait_until
-from manifests import apply_policies
-from nodes import Nodes
+
+from tests.kubernetes.controlplane import ControlPlane, wait_until
+from tests.kubernetes.manifests import apply_policies
+from tests.kubernetes.nodes import Nodes
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent

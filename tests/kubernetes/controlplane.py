@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from netns import NetworkNamespace, die_with_parent
+from tests.kubernetes.netns import NetworkNamespace, die_with_parent
 
 API_HOST = "10.244.0.1"
 API_PORT = 6443

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from controlplane import ApiError, ControlPlane, wait_until
+
+from tests.kubernetes.controlplane import ApiError, ControlPlane, wait_until
 
 Json = dict[str, Any]
 REPOSITORY = Path(__file__).resolve().parents[2]

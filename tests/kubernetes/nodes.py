@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from controlplane import ADMIN, API_URL, ControlPlane, Json, wait_until
-from netns import die_with_parent
+from tests.kubernetes.controlplane import ADMIN, API_URL, ControlPlane, Json, wait_until
+from tests.kubernetes.netns import die_with_parent
 
 ZONES = {"node-a": "zone-a", "node-b": "zone-b", "node-c": "zone-c"}
 
@@ -25,7 +25,15 @@ class Nodes:
         with plane.netns.entered():
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "kubelet", "--server", API_URL, "--ca", str(plane.ca_file)),
+                    *(
+                        sys.executable,
+                        "-m",
+                        "tests.kubernetes.kubelet",
+                        "--server",
+                        API_URL,
+                        "--ca",
+                        str(plane.ca_file),
+                    ),
                     *("--token", ADMIN, "--directory", str(directory)),
                     *(f"{name}={zone}" for name, zone in (zones or ZONES).items()),
                 ],
@@ -33,7 +41,7 @@ class Nodes:
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 text=True,
-                env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+                env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
                 preexec_fn=die_with_parent,
             )
         assert self._answer() == "ready", self.log_of_kubelet()

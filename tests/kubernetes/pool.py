@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from controlplane import ControlPlane, wait_until
-from manifests import DEPLOY, POOL, REPOSITORY
-from nodes import Nodes, is_ready
 
 from sidecar.edges.sample_adapter import write_adapter
+from tests.kubernetes.controlplane import ControlPlane, wait_until
+from tests.kubernetes.manifests import DEPLOY, POOL, REPOSITORY
+from tests.kubernetes.nodes import Nodes, is_ready
 
 Json = dict[str, Any]
 BASE_MODEL = "meta/base"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from controlplane import ApiError, ControlPlane, wait_until
 
 from sidecar.core.manifest import InvalidManifest, parse_adapter
+from tests.kubernetes.controlplane import ApiError, ControlPlane, wait_until
 
 Json = dict[str, Any]
 REMOVE = object()

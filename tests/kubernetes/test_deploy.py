@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
-from controlplane import ControlPlane
-from manifests import DEPLOY, POOL, REPOSITORY, bind_namespace, rendered
 
 from sidecar import __version__
 from sidecar.core.injection_parts import IMAGE
 from sidecar.core.manifest import parse_adapter
+from tests.kubernetes.controlplane import ControlPlane
+from tests.kubernetes.manifests import DEPLOY, POOL, REPOSITORY, bind_namespace, rendered
 
 Json = dict[str, Any]
 

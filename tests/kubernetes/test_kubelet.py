@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controlplane import ControlPlane, wait_until
-from nodes import Nodes, is_ready
+
+from tests.kubernetes.controlplane import ControlPlane, wait_until
+from tests.kubernetes.nodes import Nodes, is_ready
 
 Json = dict[str, Any]
 SERVER = "python3 -m http.server 8000 --bind 0.0.0.0 --directory"

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from controlplane import ApiError, ControlPlane, wait_until
-from manifests import POOL, bind_namespace, create_pod, pod
+
+from tests.kubernetes.controlplane import ApiError, ControlPlane, wait_until
+from tests.kubernetes.manifests import POOL, bind_namespace, create_pod, pod
 
 Json = dict[str, Any]
 ADAPTER = {

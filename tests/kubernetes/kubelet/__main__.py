@@ -15,10 +15,10 @@ from typing import Any
 
 import aiohttp
 
-from kubelet.api import Api
-from kubelet.container import now
-from kubelet.network import forward
-from kubelet.pod import Pod
+from tests.kubernetes.kubelet.api import Api
+from tests.kubernetes.kubelet.container import now
+from tests.kubernetes.kubelet.network import forward
+from tests.kubernetes.kubelet.pod import Pod
 
 Json = dict[str, Any]
 HEARTBEAT_SECONDS = 10.0

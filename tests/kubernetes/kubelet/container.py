@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from netns import die_with_parent
 
-from kubelet.machine import PATH, REPOSITORY, command_of, marker, script_of
-from kubelet.network import PodNetwork
-from kubelet.volumes import NotYet, Volumes
+from tests.kubernetes.kubelet.machine import PATH, REPOSITORY, command_of, marker, script_of
+from tests.kubernetes.kubelet.network import PodNetwork
+from tests.kubernetes.kubelet.volumes import NotYet, Volumes
+from tests.kubernetes.netns import die_with_parent
 
 Json = dict[str, Any]
 # A real kubelet begins with 10 s, after one restart at once; tests have less time.

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kubelet.volumes import Volumes, expanded
+from tests.kubernetes.kubelet.volumes import Volumes, expanded
 
 Json = dict[str, Any]
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -6,7 +6,7 @@ import ipaddress
 import subprocess
 from pathlib import Path
 
-from netns import NetworkNamespace
+from tests.kubernetes.netns import NetworkNamespace
 
 POD_NETWORK = ipaddress.ip_network("10.244.128.0/17")
 # A gateway that no interface has: the far end of the pair answers for it by its hardware address.

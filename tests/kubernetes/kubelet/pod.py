@@ -11,10 +11,10 @@ from typing import Any
 
 import aiohttp
 
-from kubelet.api import RETRY_SECONDS, Api
-from kubelet.container import Container, now
-from kubelet.network import PodNetwork
-from kubelet.volumes import NotYet, Volumes
+from tests.kubernetes.kubelet.api import RETRY_SECONDS, Api
+from tests.kubernetes.kubelet.container import Container, now
+from tests.kubernetes.kubelet.network import PodNetwork
+from tests.kubernetes.kubelet.volumes import NotYet, Volumes
 
 Json = dict[str, Any]
 REFRESH_SECONDS = 2.0

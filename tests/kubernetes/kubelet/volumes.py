@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from kubelet.api import Api
+from tests.kubernetes.kubelet.api import Api
 
 Json = dict[str, Any]
 _VARIABLE = re.compile(r"\$\(([A-Za-z_][\w.-]*)\)")

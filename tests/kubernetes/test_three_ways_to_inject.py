@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import yaml
-from controlplane import ApiError, ControlPlane
-from manifests import DEPLOY, POOL, create_pod, pod, rendered
 
 from sidecar import __version__
 from sidecar.core.injection import Options, inject
 from sidecar.core.injection_parts import IMAGE
 from sidecar.core.vllm_args import vllm_args
+from tests.kubernetes.controlplane import ApiError, ControlPlane
+from tests.kubernetes.manifests import DEPLOY, POOL, create_pod, pod, rendered
 
 Json = dict[str, Any]
 PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
