@@ -1,0 +1,129 @@
+"""The demo's clients: all through the story they look at the pool and request every adapter, as a router would."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from sidecar.cli.demo_look import Answer, Eyes, NoAnswer, Snapshot
+from sidecar.cli.demo_plan import DRAIN_SECONDS, Item
+from sidecar.cli.demo_pool import Pool, Worker
+
+INTERVAL = 0.2
+# A request must arrive within the drain; one that this machine held up for longer says nothing about the pool.
+_LATE_SECONDS = 0.8 * DRAIN_SECONDS
+
+Law = Callable[[Snapshot], Sequence[str]]
+
+
+@dataclass
+class Tally:
+    """What the clients met during one step. `gaps`: adapter -> seconds during which no agent said Loaded."""
+
+    requests: int = 0
+    late: int = 0
+    failures: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    gaps: dict[str, float] = field(default_factory=dict)
+    answers: dict[str, list[Answer]] = field(default_factory=dict)
+
+    def faults(self) -> list[str]:
+        """All that must not be in a planned step."""
+        gaps = [f"{name}: for {seconds:.1f} s no agent said Loaded" for name, seconds in self.gaps.items()]
+        return [*self.broken, *gaps, *self.failures]
+
+    def hear(self, item: Item, answer: Answer) -> None:
+        """Keep an answer that is unlike those before."""
+        known = self.answers.setdefault(item.name, [])
+        if all(answer.differs(other) for other in known):
+            known.append(answer)
+
+
+class Watch:
+    """Looks five times a second, and each time requests each of `items` from one worker that says Loaded.
+
+    `law` names what a snapshot breaks. Answers of several workers are never of one moment, so only what a second look,
+    directly after the first, shows as well is counted.
+    """
+
+    def __init__(self, pool: Pool, eyes: Eyes, shown: Callable[[Snapshot, int], None]) -> None:
+        self.items: list[Item] = []
+        self.law: Law | None = None
+        self.tally = Tally()
+        self.requests = 0
+        self._pool, self._eyes, self._shown = pool, eyes, shown
+        self._snapshot = Snapshot()
+        self._news = asyncio.Event()
+        self._gone_since: dict[str, float] = {}
+        self._turn = 0
+
+    def begin(self) -> Tally:
+        """A fresh tally for the next step."""
+        self.tally = Tally()
+        self._gone_since.clear()
+        return self.tally
+
+    async def fresh(self) -> Snapshot:
+        """A snapshot of which every part was asked for after this call."""
+        asked = time.monotonic()
+        while self._snapshot.began < asked:
+            await self._news.wait()
+        return self._snapshot
+
+    async def run(self) -> None:
+        """Watch for ever."""
+        while True:
+            began = time.monotonic()
+            await self._round()
+            await asyncio.sleep(max(0.02, INTERVAL - (time.monotonic() - began)))
+
+    async def _round(self) -> None:
+        items, tally = list(self.items), self.tally
+        snapshot = await self._eyes.look(self._pool.present)
+        gone, broken = self._nobody(snapshot, items), set(self.law(snapshot)) if self.law else set()
+        if gone or broken:
+            snapshot = await self._eyes.look(self._pool.present)
+            gone &= self._nobody(snapshot, items)
+            broken &= set(self.law(snapshot)) if self.law else set()
+        if tally is self.tally:
+            tally.broken += sorted(broken - set(tally.broken))
+            self._note_gaps(tally, gone, snapshot.began)
+        self._snapshot = snapshot
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+        self._turn += 1
+        await asyncio.gather(*(self._request(snapshot, item, tally) for item in items))
+        self._shown(snapshot, self.requests)
+
+    @staticmethod
+    def _nobody(snapshot: Snapshot, items: Sequence[Item]) -> set[str]:
+        return {item.name for item in items if not snapshot.told(item)}
+
+    def _note_gaps(self, tally: Tally, gone: set[str], now: float) -> None:
+        for name in gone:
+            since = self._gone_since.setdefault(name, now - INTERVAL / 2)
+            tally.gaps[name] = max(tally.gaps.get(name, 0.0), now - since)
+        for name in set(self._gone_since) - gone:
+            tally.gaps[name] = max(tally.gaps.get(name, 0.0), now - self._gone_since.pop(name))
+
+    async def _request(self, snapshot: Snapshot, item: Item, tally: Tally) -> None:
+        told = snapshot.told(item)
+        if not told:
+            return
+        worker = self._worker(told[self._turn % len(told)])
+        tally.requests += 1
+        self.requests += 1
+        try:
+            answer = await self._eyes.complete(worker.engine_url, item.served_name)
+        except NoAnswer as error:
+            if time.monotonic() - snapshot.began > _LATE_SECONDS:
+                tally.late += 1
+            else:
+                tally.failures.append(f"{worker.name} said Loaded, but a request for {item.name} failed: {error}")
+        else:
+            tally.hear(item, answer)
+
+    def _worker(self, name: str) -> Worker:
+        return next(worker for worker in self._pool.workers if worker.name == name)
