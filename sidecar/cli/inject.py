@@ -15,7 +15,8 @@ from sidecar.core.injection import InjectionRefused, Options, Outcome, inject, u
 from sidecar.core.injection_parts import IMAGE
 
 _SEPARATOR = re.compile(r"^---(?=\s|$)[^\n]*\n?", re.MULTILINE)
-_NEXT_STEPS = "the Role that the RoleBindings name comes with `kubectl apply -k deploy/base`"
+_NEXT_STEPS = """the Role that the RoleBindings name comes with `kubectl apply -n NAMESPACE -k deploy/base`
+gossip is switched on by `kubectl create secret generic {secret} --from-literal=key="$(openssl rand -hex 32)"`"""
 
 
 class _Unreadable(Exception):
@@ -86,7 +87,7 @@ def _transform(text: str, args: argparse.Namespace, out: TextIO, err: TextIO) ->
     if not outcome.notes:
         print("nothing to do: " + ("no sidecar in it" if args.uninject else "it is all there already"), file=err)
     elif not args.uninject:
-        print(_NEXT_STEPS, file=err)
+        print(_NEXT_STEPS.format(secret=args.gossip_secret), file=err)
     return 0
 
 

@@ -86,7 +86,8 @@ def test_it_says_what_it_did_and_what_comes_next() -> None:
     ran = Ran((GOLDEN / "deployment.yaml").read_text())
     assert "Deployment chat: arguments --enable-lora of container server" in ran.err
     assert "Deployment chat: headless Service chat-lora" in ran.err
-    assert "kubectl apply -k deploy/base" in ran.err
+    assert "kubectl apply -n NAMESPACE -k deploy/base" in ran.err
+    assert "kubectl create secret generic lora-sidecar-gossip --from-literal=key=" in ran.err
 
 
 def test_a_file_instead_of_stdin() -> None:
