@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from sidecar.core.dialect_vllm import Limits
+from sidecar.core.status import AdapterStatus, Happening, Transition
 from sidecar.model import (
     Adapter,
     EngineView,
@@ -116,6 +117,40 @@ class Backend(Protocol):
 
     async def publish(self, report: Report) -> None:
         """Write the report where the platform shows it. Raises EdgeError; the caller retries."""
+
+
+class StatusConflict(EdgeError):
+    """Another field manager holds fields of this status. `managers` are its names."""
+
+    def __init__(self, message: str, managers: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.managers = managers
+
+
+class StatusSeen(Frozen, frozen=True, kw_only=True):
+    """What the platform shows of one adapter's status: a digest of its content, by whom, and its conditions."""
+
+    digest: str = ""
+    managers: tuple[str, ...] = ()
+    conditions: dict[str, Transition] = {}
+    # The Placed condition says that the pool that wrote it has no worker for the adapter.
+    unplaced: bool = False
+
+
+class StatusBoard(Protocol):
+    """Where adapters' statuses and events are shown."""
+
+    def status_seen(self, key: str) -> StatusSeen | None:
+        """What is shown now of adapter `key` (namespace/name); None if it is not there. Cheap, no I/O."""
+
+    async def write_status(self, adapter: Adapter, status: AdapterStatus, *, force: bool = False) -> None:
+        """Show `status` as this pool's. With `force` another manager's fields are taken over.
+
+        Raises StatusConflict (another manager is in the way), EdgeError.
+        """
+
+    async def tell(self, adapter: Adapter, happening: Happening) -> None:
+        """Show an Event about the adapter; a repetition counts up the earlier one. Raises EdgeError."""
 
 
 class Observed(Frozen, frozen=True, kw_only=True):

@@ -1,8 +1,9 @@
 """What a worker shows on its own pod: labels that route, annotations that tell (pure).
 
-Annotations of one object may hold 256 KiB together, and a patch beyond that is refused as a whole, so that *nothing* is
-told. Ours stay under half of it: first messages are cut, then entries become state and 12 hex digits, then `Waiting` ones
-are left out, then whatever is least urgent; the summary says `truncated`. Labels route traffic and are never left out.
+Annotations of one object may hold 256 KiB together, and a patch beyond that is refused as a whole, so that *nothing*
+is told. Ours stay under half of it: first messages are cut, then entries become state and 12 hex digits, then
+`Waiting` ones are left out, then whatever is least urgent; the summary says `truncated`. Labels route traffic and are
+never left out.
 """
 
 from __future__ import annotations

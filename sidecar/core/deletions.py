@@ -1,7 +1,7 @@
 """Which adapters are in force while the platform's list comes and goes: unknown is never empty (pure).
 
-When a CRD is deleted, the API server first deletes every resource one by one, and only then answers 404. So a deletion is
-not believed at once:
+When a CRD is deleted, the API server first deletes every resource one by one, and only then answers 404. So a deletion
+is not believed at once:
 
 - It takes effect when the list still answers 200 two seconds later, and one that would take all of two or more adapters
   when it does so sixty seconds later.
@@ -61,18 +61,20 @@ def deleted(state: Believed, key: str, now: float) -> None:
         state.doubted.setdefault(key, now)
 
 
-def listed(state: Believed, adapters: Iterable[Adapter], broken: Iterable[str], now: float, *, again: bool) -> bool:
-    """A complete list was answered. `broken` are keys that are there but can't be read: their last good one stays.
+def listed(state: Believed, adapters: Iterable[Adapter], broken: Iterable[str], now: float) -> bool:
+    """A complete list was answered, at the start or after a watch had ended: if it is empty, it may be a new CRD's.
 
-    `again`: the watch had ended before (or the program has just started), so an empty list may be a new CRD's.
-    Returns whether anything in force changed.
+    `broken` are keys that are there but can't be read: their last good one stays. Returns whether anything in force
+    changed.
     """
     there = {a.key: a for a in adapters}
     kept = set(broken)
-    if again and not there and not kept and state.adapters:
-        _doubt_everything(state, now)
     state.missing = False
     changed = False
+    if not there and not kept and _recent(state, now):
+        before = len(state.adapters)
+        _doubt_everything(state, now)
+        changed = len(state.adapters) != before
     for adapter in there.values():
         changed |= seen(state, adapter)
     for key in kept:
@@ -99,10 +101,10 @@ def due(state: Believed) -> float | None:
 
 
 def confirmed(state: Believed, now: float, *, empty: bool) -> tuple[str, ...]:
-    """The list (limit=1) has answered 200 just now, without items if `empty`. Returns the keys that are gone from now on.
+    """The list (limit=1) has answered 200 just now, without items if `empty`. Returns the keys that go by that.
 
-    An empty list while something is in force that nobody said was deleted is no confirmation: the watch lags, or the CRD
-    is another one.
+    An empty list while something is in force that nobody said was deleted is no confirmation: the watch lags, or the
+    CRD is another one.
     """
     state.buried = {k: g for k, g in state.buried.items() if now - g.since < REMEMBERED}
     if state.missing or (empty and len(state.doubted) < len(state.adapters)):
@@ -125,9 +127,17 @@ def _doubt_everything(state: Believed, now: float) -> None:
     for key, gone in state.buried.items():
         if now - gone.since < REMEMBERED:
             state.adapters.setdefault(key, gone.adapter)
-            state.doubted.setdefault(key, now)
     state.buried.clear()
     state.grace_until = now + state.grace
+
+
+def doubtful(state: Believed, now: float) -> bool:
+    """Whether a watch that ends now may have ended with its CRD: then the list is to be read again."""
+    return bool(state.doubted) or any(now - gone.since < REMEMBERED for gone in state.buried.values())
+
+
+def _recent(state: Believed, now: float) -> bool:
+    return bool(state.adapters) or doubtful(state, now)
 
 
 def _same_but_status(old: Adapter, new: Adapter) -> bool:

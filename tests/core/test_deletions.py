@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.deletions import Believed, confirmed, deleted, due, in_force, listed, not_found, seen
+from sidecar.core.deletions import Believed, confirmed, deleted, doubtful, due, in_force, listed, not_found, seen
 from sidecar.model import Adapter, Source
 
 GRACE = 600.0
@@ -25,7 +25,7 @@ def adapter(name: str, generation: int = 1, status: str | None = None) -> Adapte
 
 def believing(*names: str) -> Believed:
     state = Believed(grace=GRACE)
-    listed(state, [adapter(n) for n in names], (), 0.0, again=True)
+    listed(state, [adapter(n) for n in names], (), 0.0)
     return state
 
 
@@ -92,7 +92,7 @@ def test_a_404_does_not_bring_back_what_went_long_ago() -> None:
 def test_after_a_404_what_stays_away_goes_when_the_grace_is_over() -> None:
     state = believing("a", "b")
     not_found(state, 10.0)
-    listed(state, [adapter("a")], (), 100.0, again=True)
+    listed(state, [adapter("a")], (), 100.0)
     assert names(state) == {"a", "b"}
     assert due(state) == 610.0
     assert confirmed(state, 609.0, empty=False) == ()
@@ -103,11 +103,22 @@ def test_a_crd_that_came_back_empty_starts_the_grace() -> None:
     state = believing("a", "b")
     deleted(state, "ns/a", 10.0)
     deleted(state, "ns/b", 10.0)
-    listed(state, [], (), 11.0, again=True)
+    listed(state, [], (), 11.0)
     assert names(state) == {"a", "b"}
     assert due(state) == 611.0
     seen(state, adapter("a"))
     assert confirmed(state, 611.0, empty=False) == ("ns/b",)
+
+
+def test_a_crd_that_came_back_empty_after_its_only_adapter_had_gone_brings_it_back() -> None:
+    state = believing("a")
+    deleted(state, "ns/a", 10.0)
+    confirmed(state, 12.0, empty=True)
+    assert doubtful(state, 13.0)
+    assert listed(state, [], (), 13.0) is True
+    assert names(state) == {"a"}
+    assert due(state) == 613.0
+    assert not doubtful(believing("a"), 13.0)
 
 
 def test_an_empty_list_confirms_nothing_that_nobody_deleted() -> None:
@@ -119,7 +130,7 @@ def test_an_empty_list_confirms_nothing_that_nobody_deleted() -> None:
 
 def test_what_cannot_be_read_keeps_its_last_good_version() -> None:
     state = believing("a", "b")
-    listed(state, [adapter("a")], ["ns/b"], 50.0, again=True)
+    listed(state, [adapter("a")], ["ns/b"], 50.0)
     assert due(state) is None
     assert names(state) == {"a", "b"}
 
@@ -164,7 +175,7 @@ def test_nothing_goes_within_two_seconds_nor_all_within_a_minute_nor_within_the_
             last_doubt = now
             last_deleted.clear()
         elif what == "empty":
-            listed(state, [], (), now, again=True)
+            listed(state, [], (), now)
             last_doubt = now if before else last_doubt
             for name in before:
                 last_deleted.setdefault(f"ns/{name}", now)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from controlplane import ControlPlane
-from workers import (
+
+from sidecar.model import Steering
+from sidecar.ports import BackendView
+from tests.kubernetes.controlplane import ControlPlane
+from tests.kubernetes.workers import (
     ACCOUNT,
     ADAPTERS,
     POOL,
@@ -18,9 +21,6 @@ from workers import (
     make_pod,
     prepare,
 )
-
-from sidecar.model import Steering
-from sidecar.ports import BackendView
 
 
 def names(view: BackendView) -> list[str]:

@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from controlplane import API_HOST, API_PORT, ControlPlane, Json
-
 from sidecar.core.retry import Backoff
 from sidecar.edges.kubernetes.api import Api, PodIdentity, in_cluster
 from sidecar.edges.kubernetes.backend import KubernetesBackend, Place, read_own_pod
 from sidecar.edges.kubernetes.watch import Pace
 from sidecar.ports import BackendView
+from tests.kubernetes.controlplane import API_HOST, API_PORT, ControlPlane, Json
 
 REPOSITORY = Path(__file__).parent.parent.parent
 ACCOUNT = "lora-sidecar"
