@@ -64,9 +64,12 @@ class Gossip:
         self.sync = Sync(self.membership)
         self.prober = Prober(self.membership, now)
         self.seeds: tuple[Seed, ...] = ()
+        # Addresses where agents of the pool were in earlier times.
+        self.known: tuple[str, ...] = ()
+        # When an authentic message came last, from anyone.
+        self.contact = now
         # Who answered at an address that isn't how the agent there calls itself; this agent too may be found there.
         self.found_at: dict[str, str] = {}
-        self.joined = False
         self._timing = timing
         self._rng = rng
         self._room = room
@@ -123,8 +126,7 @@ class Gossip:
 
     def receive(self, kind: Kind, message: Message, sender: Party, source: str, now: float) -> list[Effect]:
         """An authentic datagram has come from `source` (host:port)."""
-        self._wake(now)
-        self.membership.heard(sender.uid, now)
+        self._met(sender, now)
         for claim in message.claims:
             self.membership.hear(claim, sender.uid, now)
         for delta in message.deltas:
@@ -141,19 +143,15 @@ class Gossip:
 
     def answer(self, request: SyncRequest, sender: Party, now: float) -> SyncAnswer:
         """The answer to an authentic sync request."""
-        self._wake(now)
-        self.membership.heard(sender.uid, now)
-        self.joined = True
+        self._met(sender, now)
         return self.sync.answer(request, sender, now)
 
     def answered(self, talk: Conversation, answer: SyncAnswer, sender: Party, now: float) -> SyncRequest | None:
         """The next request of a conversation, None when it is over. Only `talk.to` may answer, if it has a UID."""
-        self._wake(now)
-        self.joined = True
+        self._met(sender, now)
         if talk.purpose == "join":
             self.found_at[talk.address] = sender.uid
         following = self.sync.proceed(talk, answer, sender, now)
-        self.membership.heard(sender.uid, now)
         self.prober.talked(sender.uid)
         if talk.steps == 1 and not talk.only:
             factor = 0.5 if answer.buckets else 2.0
@@ -192,19 +190,18 @@ class Gossip:
             return None
         return self._talk(member.party, member.address, "ask", (uid,))
 
-    def missing(self) -> list[Seed]:
-        """Where someone may be who doesn't count as alive: listed places, seeds, and where the dead were."""
+    def missing(self) -> tuple[list[Seed], list[Seed]]:
+        """Where someone may be who doesn't count as alive: as the backend says, and where someone once was."""
         here = {member.address for member in self.members.by_uid.values() if member.uid not in self.members.dead}
         here.add(self.membership.me.address)
-        found: dict[str, Seed] = {}
-        for seed in self.seeds:
-            if seed.address not in here and not self._alive(seed.uid or self.found_at.get(seed.address, "")):
-                found[seed.address] = seed
-        for uid in self.members.dead:
-            member = self.members.by_uid[uid]
-            if member.address and member.address not in here:
-                found.setdefault(member.address, Seed(member.address))
-        return list(found.values())
+        listed = [
+            seed
+            for seed in self.seeds
+            if seed.address not in here and not self._alive(seed.uid or self.found_at.get(seed.address, ""))
+        ]
+        dead = [member for uid in self.members.dead if (member := self.members.by_uid[uid]).address]
+        once = {address for address in (*(member.address for member in dead), *self.known) if address not in here}
+        return listed, [Seed(address) for address in sorted(once) if not self._alive(self.found_at.get(address, ""))]
 
     def _alive(self, uid: str) -> bool:
         return uid == self.me.uid or (uid in self.members.by_uid and uid not in self.members.dead)
@@ -228,6 +225,11 @@ class Gossip:
             self.membership.health.worse()
         if asleep:
             self._next_sync = now
+
+    def _met(self, sender: Party, now: float) -> None:
+        self._wake(now)
+        self.contact = now
+        self.membership.heard(sender.uid, now)
 
     def _nacks(self, now: float) -> Iterable[Effect]:
         for relay in self.prober.expired_relays(now):
@@ -305,15 +307,13 @@ class Gossip:
             return []
         alone = self.members.size == 1
         self._next_join = now + self._jittered(self._timing.rejoin_alone if alone else self._timing.rejoin_interval)
-        missing = self.missing()
-        if not missing:
-            return []
-        places = {seed.address: seed for seed in missing}
         effects: list[Effect] = []
-        for address in self._rng.sample(sorted(places), min(len(places), 2 if alone else 1)):
-            talk = self._talk(Party(places[address].uid), address, "join")
-            talk.talk.join = alone
-            effects.append(talk)
+        for places in self.missing():
+            at = {seed.address: seed for seed in places}
+            for address in self._rng.sample(sorted(at), min(len(at), 2 if alone else 1)):
+                talk = self._talk(Party(at[address].uid), address, "join")
+                talk.talk.join = alone
+                effects.append(talk)
         return effects
 
     def _tell(self, now: float) -> list[Effect]:

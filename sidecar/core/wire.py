@@ -103,7 +103,7 @@ class HttpRequest(Frozen, frozen=True, kw_only=True):
 
 
 class HttpAnswer(Frozen, frozen=True, kw_only=True):
-    """What the MAC of an answer covers beside the envelope; `fields` are the header values that matter to its reader."""
+    """What the MAC of an answer covers beside the envelope; `fields` are the header values that its reader needs."""
 
     status: int
     fields: tuple[str, ...] = ()
