@@ -83,6 +83,8 @@ class VllmEngine:
         self._process: str | None = None
         self._version = ""
         self._identified = 0.0
+        # Unloaded names that the metrics can't tell from two: their requests may still run.
+        self._unloaded: set[str] = set()
         # Set while the present process is in doubt: at first, and after a look that failed.
         self._doubt = True
 
@@ -156,6 +158,8 @@ class VllmEngine:
             elif answer.verdict is not Verdict.OK:
                 raise self._error(answer, f"unloading {name!r}")
             self._contradictions.called(name)
+            if "," in name:
+                self._unloaded.add(name)
 
     async def reset_prefix_cache(self) -> bool:
         """True if the engine dropped its prefix cache, False if it can't (not in dev mode).
@@ -188,7 +192,7 @@ class VllmEngine:
         """Names with a running or waiting request, as far as the metrics tell; None when they don't."""
         metrics = await self._metrics(IDENTIFY_TIMEOUT)
         served = frozenset(self._listed.adapters) if self._listed is not None else frozenset()
-        return busy_names(metrics, served) if metrics is not None else None
+        return busy_names(metrics, served | self._unloaded) if metrics is not None else None
 
     async def limits(self) -> Limits | None:
         """max_loras, max_cpu_loras and max_lora_rank, which vLLM tells only in its dev mode; None without."""

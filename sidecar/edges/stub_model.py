@@ -85,6 +85,7 @@ class StubModel:
         self._names: Counter[str] = Counter()
         self._freed = asyncio.Condition()
         self._blocks: dict[str, str] = {}
+        self._resets = 0
         self._series: dict[str, float] = {}
         self.running = 0
         self.waiting = 0
@@ -98,9 +99,10 @@ class StubModel:
             self._resident.popitem(last=False)
 
     def reset_prefix_cache(self, *, preempt: bool = False) -> bool:
-        """Forget cached blocks; refused while a request holds some, unless those are preempted."""
+        """Forget cached blocks; refused while a request holds some, unless those start over, filling it again."""
         if self.running and not preempt:
             return False
+        self._resets += 1
         self._blocks.clear()
         return True
 
@@ -151,12 +153,14 @@ class StubModel:
 
     async def _decode(self, prompt: list[int], lora: Lora | None, count: int) -> list[int]:
         weights = await self._weights(lora)
-        seen = self._prefix(prompt, lora, weights)
+        seen, resets = self._prefix(prompt, lora, weights), self._resets
         tokens = []
         for step in range(count):
             await asyncio.sleep(self.options.token_seconds)
             if self.dead.is_set():
                 raise EngineDead
+            if resets != self._resets:
+                seen, resets = self._prefix(prompt, lora, weights), self._resets
             if lora is not None and lora.inplace:
                 weights = await self._weights(lora)
             tokens.append(_token(f"{seen}|{weights}", prompt, step))

@@ -15,6 +15,7 @@ from sidecar.core.memory import Memory
 from sidecar.core.retry import Backoff
 from sidecar.core.world import Action, Fetch, Load, Swap, Unload
 from sidecar.loops.engine_watch import EngineWatch
+from sidecar.loops.stale_cache import can_drop, drop_blocks
 from sidecar.model import Adapter, Decision, Listing
 from sidecar.ports import (
     REASON_OUT_OF_MEMORY,
@@ -135,16 +136,18 @@ class Executor:
     # Loading
 
     async def _load_fresh(self, action: Load, adapter: Adapter) -> None:
-        if action.reset and not await self._reset_cache():
+        if action.reset and not await self._reset(drop_blocks(self._engine, action.name), adapter, action.revision):
             return
         await self._load(adapter, action.name, action.revision)
 
-    async def _reset_cache(self) -> bool:
-        """Drop the prefix cache; False (and remembered for this engine process) if the engine doesn't let us."""
+    async def _reset(self, dropping: Coroutine[Any, Any, bool], adapter: Adapter, revision: str) -> bool:
+        """Drop the prefix cache for `revision`; False (and remembered, for this engine process or for a while) if the
+        engine doesn't let us."""
         try:
-            done = await self._engine.reset_prefix_cache()
+            done = await dropping
         except EdgeError as error:
-            log.warning("prefix_cache_reset_failed", error=str(error))
+            log.warning("prefix_cache_reset_failed", adapter=adapter.key, error=str(error))
+            self._failed(adapter, revision, str(error), outcome.LOAD)
             return False
         if not done:
             process = self._watch.view.process if self._watch.view else None
@@ -233,14 +236,15 @@ class Executor:
 
     async def _swap(self, action: Swap, adapter: Adapter) -> None:
         """Unload, load; the old one again at once if the engine refuses the new one."""
-        if action.reset and not await self._reset_cache():
+        if action.reset and not await self._reset(can_drop(self._engine), adapter, action.new):
             return
         if not await self._goes(action, ask=bool(action.witnesses)):
             return
         if not await self._remove(action.name, action.old):
             return
-        if action.reset:
-            await self._reset_cache()
+        if action.reset and not await self._reset(drop_blocks(self._engine, action.name), adapter, action.new):
+            await self._load(adapter, action.name, action.old)
+            return
         if await self._load(adapter, action.name, action.new, update=True):
             log.info("adapter_updated", adapter=adapter.key, old=action.old, new=action.new)
             return

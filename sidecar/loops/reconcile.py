@@ -67,6 +67,7 @@ class Reconciler:
         self.peers, self.watch = peers, watch
         self._clock, self._meter, self._rules = clock, meter, rules
         self._base_model, self._capacity = base_model, capacity
+        self._engine = engine
         self._keep_files = keep_files_seconds
         self._settle_until = clock() + settle_seconds
         self._changed = asyncio.Event()
@@ -350,6 +351,9 @@ class Reconciler:
             return
         keep = set(world.owned.values()) | set(self.memory.unloaded) | set(self.memory.previous.values())
         keep |= {d.revision for d in world.decisions.values()} | {a.revision for a in self.memory.attempts}
+        # A request that was queued before the unload may read the files when its turn comes, however late.
+        busy = await self._engine.in_flight() or frozenset()
+        keep |= {past.revision for past in self.memory.history if past.name in busy}
         await asyncio.to_thread(self._store.evict, frozenset(keep))
 
     async def save(self) -> None:

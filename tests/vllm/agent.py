@@ -27,7 +27,7 @@ class Agent:
     def __init__(
         self, folder: Path, engine_url: str, *flags: str, name: str = "w1", env: dict[str, str] | None = None
     ) -> None:
-        self.folder, self.name = folder, name
+        self.folder, self.name, self.engine_url = folder, name, engine_url
         self.manifests, self.adapters_dir, self.log = folder / "manifests", folder / "adapters", folder / "log"
         self.manifests.mkdir(parents=True, exist_ok=True)
         self.port = _free_port()
@@ -35,7 +35,9 @@ class Agent:
         self.command = [sys.executable, "-m", "sidecar", "run", "--backend", "standalone", "--name", name]
         self.command += ["--manifests", str(self.manifests), "--adapters-dir", str(self.adapters_dir)]
         self.command += ["--listen", f"127.0.0.1:{self.port}", "--engine-url", engine_url, *flags]
-        self.env = {key: value for key, value in os.environ.items() if not key.startswith("LORA_SIDECAR_")} | (env or {})
+        self.env = {key: value for key, value in os.environ.items() if not key.startswith("LORA_SIDECAR_")} | (
+            env or {}
+        )
         self._process: subprocess.Popen[bytes] | None = None
         self.apply("elsewhere", "file:///nowhere", baseModel="another-model")
 
@@ -107,12 +109,12 @@ class Agent:
         """What the agent says about adapter `name`, "" if it doesn't know it."""
         return self.rows().get(name, {}).get("state") or ""
 
-    def wait(self, name: str, state: str, seconds: float = 30) -> Row:
+    def wait(self, name: str, state: str, seconds: float = 60) -> Row:
         """Until adapter `name` is in `state`; its row."""
         self.until(lambda: self.state(name) == state, f"{name} is {state}", seconds)
         return self.rows()[name]
 
-    def until(self, condition: Callable[[], object], what: str, seconds: float = 30) -> None:
+    def until(self, condition: Callable[[], object], what: str, seconds: float = 60) -> None:
         """Wait for `condition`. Raises AssertionError with the agent's view and the end of its log."""
         deadline = time.monotonic() + seconds
         while not condition():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -65,3 +66,39 @@ class Client:
             return [self.tokens(name, prompt, count) for prompt in prompts]
         finally:
             self.post("/v1/unload_lora_adapter", lora_name=name)
+
+
+class Asker:
+    """Asks one model again and again from a thread, and keeps every different answer."""
+
+    def __init__(self, client: Client, model: str, prompt: str, count: int = 12) -> None:
+        self.client, self.model, self.prompt, self.count = client, model, prompt, count
+        self.answers: list[tuple[int, object]] = []
+        self.asked = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Asker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(60)
+
+    def tokens(self) -> list[object]:
+        """Different answers of status 200, in the order of their first appearance."""
+        return [answer for status, answer in self.answers if status == 200]
+
+    def statuses(self) -> set[int]:
+        """Statuses of all answers."""
+        return {status for status, _ in self.answers}
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            answer = self.client.complete(self.model, self.prompt, self.count)
+            self.asked += 1
+            if answer[0] != 200:
+                answer = (answer[0], None)
+            if answer not in self.answers:
+                self.answers.append(answer)

@@ -1,0 +1,66 @@
+"""New content under one served name, on a vLLM that takes cached blocks of the old weights for those of the new.
+
+A whole agent beside the stub engine, and beside the real thing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.vllm.agent import Agent
+from tests.vllm.client import LONG, Asker, Client
+from tests.vllm.fixtures import STALE_VERSION
+from tests.vllm.model import HIDDEN
+
+# As many as fit beside the prompt: such a request runs for seconds, and so across the change.
+MANY = 200
+
+
+@pytest.fixture(params=[pytest.param("stub", marks=pytest.mark.slow), pytest.param("vllm", marks=pytest.mark.vllm)])
+def stale_url(request: pytest.FixtureRequest, tiny: Path) -> Iterator[str]:
+    """An engine of that version, in dev mode."""
+    if request.param == "vllm":
+        yield request.getfixturevalue("stale").url
+        return
+    command = [sys.executable, "-m", "sidecar.edges.stub_engine", "--version", STALE_VERSION, "--dev-mode"]
+    command += ["--model", str(tiny / "model"), "--served-model-name", "tiny", "alias", "--max-loras", "2"]
+    command += ["--max-cpu-loras", "3", "--hidden-size", str(HIDDEN), "--token-seconds", "0.01"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stub:
+        assert stub.stdout is not None
+        try:
+            yield stub.stdout.readline().strip()
+        finally:
+            stub.terminate()
+
+
+def test_no_answer_mixes_old_and_new_even_with_requests_running_across_the_change(
+    stale_url: str, tiny: Path, tmp_path: Path
+) -> None:
+    client = Client(stale_url)
+    old, new = (client.direct(tiny / "adapters" / name, LONG, count=MANY)[0] for name in ("a1", "a2"))
+    source = shutil.copytree(tiny / "adapters" / "a1", tmp_path / "source")
+    agent = Agent(tmp_path / "agent", stale_url, "--capacity", "20")
+    with agent:
+        agent.apply("u", f"file://{source}", source={"refreshInterval": "1s"})
+        revision = agent.wait("u", "Loaded")["revision"]
+        with Asker(client, "u", LONG, MANY) as long, Asker(client, "u", LONG, 12) as short:
+            agent.until(lambda: long.asked and short.asked > 3, "requests are answered from the cache", 120)
+            shutil.copytree(tiny / "adapters" / "a2", source, dirs_exist_ok=True)
+            agent.until(
+                lambda: agent.rows()["u"]["revision"] != revision and agent.state("u") == "Loaded", "it is updated", 120
+            )
+            asked = long.asked, short.asked
+            agent.until(
+                lambda: long.asked > asked[0] + 1 and short.asked > asked[1] + 3, "requests are answered after it", 120
+            )
+        assert long.tokens() == [old, new]
+        assert short.tokens() == [old[:12], new[:12]]
+        assert long.statuses() | short.statuses() <= {200, 404}
+        agent.delete("u")
+        agent.until(lambda: client.models() == {}, "it is unloaded")
