@@ -29,6 +29,7 @@ class Watcher:
         self._excused_until = 0.0
         self._sudden = -60.0
         self._watched: set[str] = set()
+        self._routed: dict[tuple[str, str], float] = {}
 
     def note(self, text: str) -> None:
         """Keep an event for the report of a failure."""
@@ -65,9 +66,10 @@ class Watcher:
         if not backend.fresh:
             self._fault(f"{worker} unloads {name} while its lists are stale")
         entry = next((e for e in record.entries if e.served_name == name), None) if record else None
-        if adapter is None or entry is None or entry.state == State.DRAINING:
-            if entry is not None and self.pool.clock() - entry.since < 1.9:
-                self._fault(f"{worker} unloads {name} after {self.pool.clock() - entry.since:.2f} s of drain")
+        if adapter is None or entry is None or entry.state in (State.DRAINING, State.REJECTED):
+            drained = asyncio.get_running_loop().time() - self._routed.get((worker, name), -60.0)
+            if drained < 1.8:
+                self._fault(f"{worker} unloads {name} after {drained:.2f} s of drain")
             # What a peer reported up to 10 s ago may have died since: no protocol survives that.
             lately = asyncio.get_running_loop().time() - self._sudden < 10.0
             must = adapter is not None and self._must_serve(adapter.key)
@@ -101,6 +103,10 @@ class Watcher:
                 if (error := worker.crashed()) is not None:
                     raise Broken(f"{worker.name}: {error!r}") from error
                 self._check_files(worker.name)
+                record = self.pool.network.records.get(worker.name)
+                for entry in record.entries if record else ():
+                    if entry.state == State.LOADED:
+                        self._routed[worker.name, entry.served_name] = now
             for key, adapter in self.pool.adapters.items():
                 self._check_service(key, adapter.served_name, now)
             await asyncio.sleep(0.1)
@@ -115,8 +121,10 @@ class Watcher:
         if any(w.engine.up and served in w.engine.adapters for w in self.pool.workers.values()):
             self._served[key] = now
             return
+        if not self._must_serve(key):
+            self._served.pop(key, None)
         last = self._served.get(key)
-        if last is None or not self._must_serve(key) or now <= self._excused_until:
+        if last is None or now <= self._excused_until:
             return
         if now - last > LONGEST_SWAP:
             self._fault(f"{key} is served nowhere since {now - last:.2f} s")
