@@ -212,6 +212,8 @@ class Folder:
 
     def _expire(self, now: float) -> None:
         for file in self._files.values():
+            if file.pending is not None and file.pending != file.stamp:
+                continue  # it is there, and not read yet: what it says decides
             for key in [key for key, since in file.leaving.items() if now - since >= LEAVE_SECONDS]:
                 del file.leaving[key], file.in_force[key]
                 self._changed()
