@@ -115,8 +115,9 @@ class Backend(Protocol):
     async def run(self, changed: Callable[[], None]) -> None:
         """Watch for ever; call `changed` after each new view. Never raises but CancelledError."""
 
-    async def publish(self, report: Report) -> None:
-        """Write the report where the platform shows it. Raises EdgeError; the caller retries."""
+    async def publish(self, report: Report) -> bool:
+        """Write the report where the platform shows it; False if it stood there already. Raises EdgeError; the caller
+        retries."""
 
 
 class StatusConflict(EdgeError):

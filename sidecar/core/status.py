@@ -9,8 +9,7 @@ from typing import Literal
 import msgspec
 
 from sidecar.core.annotations import moment
-from sidecar.core.placement import Assignment, rank
-from sidecar.core.pool import Worker
+from sidecar.core.placement import Assignment
 from sidecar.model import Adapter, Entry, Frozen, State
 
 MAX_WORKERS = 50
@@ -58,17 +57,6 @@ class Pool(Frozen, frozen=True, kw_only=True):
 
     entries: Mapping[str, Entry]
     base_models: tuple[str, ...] = ()
-    members: int = 0
-
-
-def writer(adapter: Adapter, workers: Iterable[Worker], alive: frozenset[str]) -> str | None:
-    """Who writes this adapter's status: the highest-scored live worker of the pool, candidate or not.
-
-    One whose pod is ending comes after all others: it is gone in a moment.
-    """
-    live = [w for w in workers if w.name in alive]
-    ranked = rank(adapter, [w for w in live if not w.terminating] or live)
-    return ranked[0][0] if ranked else None
 
 
 def aggregate(

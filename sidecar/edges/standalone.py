@@ -125,9 +125,10 @@ class StandaloneBackend:
             )
         return self._view
 
-    async def publish(self, report: Report) -> None:
+    async def publish(self, report: Report) -> bool:
         """Keep the report: there is no platform that could show it."""
-        self.report = report
+        changed, self.report = report != self.report, report
+        return changed
 
     async def run(self, changed: Callable[[], None]) -> None:
         """Watch the directory and resolve the seeds for ever. Never raises but CancelledError."""

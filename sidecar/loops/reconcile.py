@@ -86,6 +86,10 @@ class Reconciler:
         self.roster: sight.Roster | None = None
         self.adapters: dict[str, Adapter] = {}
         self.withdrawn: dict[str, float] = {}
+        # Served names whose traffic the platform may still send here; None: unknown. Standalone there is no platform.
+        self.still_routed: Callable[[], frozenset[str] | None] = frozenset
+        # Called after each pass: who shows this worker elsewhere looks again.
+        self.on_step: Callable[[], None] = lambda: None
         self.wanted_first: frozenset[str] | None = None
         self.placed_with_me = False
         self.beat = clock()
@@ -133,6 +137,7 @@ class Reconciler:
         self.world, self.plan = world, plan_
         self._tell(world, plan_)
         self._ready_progress(world)
+        self.on_step()
         for action in plan_.actions:
             self.executor.start(action, self.adapters.get(action.key))
         await self._tidy(world)
@@ -281,8 +286,9 @@ class Reconciler:
 
     def _note_withdrawals(self, statuses: Mapping[str, Status], world: World) -> None:
         """Names that the world no longer gets from us, and since when. The record is read from this moment on."""
+        still = self.still_routed()
         routed = {s.served_name for s in statuses.values() if s.routed}
-        gone = [n for n in world.owned if n not in routed]
+        gone = [n for n in world.owned if n not in routed and still is not None and n not in still]
         fresh = {n: self.withdrawn.get(n, world.now) for n in gone}
         if fresh.keys() - self.withdrawn.keys():
             self.wake()

@@ -128,9 +128,9 @@ class KubernetesBackend:
             )
         return self._view
 
-    async def publish(self, report: Report) -> None:
+    async def publish(self, report: Report) -> bool:
         """See ports.Backend: one merge patch of what differs, no request if nothing does. Raises ApiError."""
-        await self._pod.publish(self._api, self._pod_path, report)
+        return await self._pod.publish(self._api, self._pod_path, report)
 
     def status_seen(self, key: str) -> StatusSeen | None:
         """See ports.StatusBoard."""

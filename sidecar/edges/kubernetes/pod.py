@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import structlog
@@ -165,14 +165,14 @@ class PodWatch:
         if changed:
             self._changed()
 
-    async def publish(self, api: Api, path: str, report: Report) -> None:
-        """Patch what differs, in one request; none if nothing does. Raises ApiError."""
+    async def publish(self, api: Api, path: str, report: Report) -> bool:
+        """Patch what differs, in one request; False (and no request) if nothing does. Raises ApiError."""
         if self.pod is None or not self._confirmed:
             raise ApiError(0, "the own pod was not read yet")
         labels = difference(self.pod.labels, report.labels)
         annotations = difference(self.pod.annotations, report.annotations)
         if not labels and not annotations:
-            return
+            return False
         patch = _Patch(_PatchMeta(self._me.uid, labels, annotations))
         try:
             body = await api.request("PATCH", path, body=msgspec.json.encode(patch), media=MERGE_PATCH)
@@ -181,6 +181,7 @@ class PodWatch:
             raise
         self._patch_error = None
         self._take(*own_pod(body))
+        return True
 
     def _patch_failed(self, error: ApiError) -> None:
         trouble = self._trouble(error)
@@ -192,7 +193,3 @@ class PodWatch:
 def _whole(text: str) -> int | None:
     return int(text) if text.strip().isdecimal() and len(text.strip()) <= 6 else None
 
-
-def shown_labels(pod: OwnPod | None) -> Mapping[str, str]:
-    """The labels that the pod has now, as far as is known."""
-    return pod.labels if pod else {}

@@ -1,0 +1,114 @@
+"""Shows this worker on its own pod: a step of its own, retried on its own, so that no failure of it ever causes a load.
+
+A change is patched at once, the next at the earliest a second later. The label is the promise to get traffic: the drain
+of an adapter begins when the patch that takes its label away has been answered, not when it was decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from sidecar.core.annotations import routed_here, show
+from sidecar.core.retry import Backoff
+from sidecar.loops.reconcile import Reconciler
+from sidecar.model import Record
+from sidecar.ports import Backend, Clock, EdgeError, Report
+
+log = structlog.get_logger()
+
+SPACING = 1.0
+RETRY = Backoff(first=1.0, cap=60.0)
+
+
+class Announcer:
+    """`labels` are the own pod's now, the same object until the pod changes."""
+
+    def __init__(
+        self,
+        agent: Reconciler,
+        backend: Backend,
+        labels: Callable[[], Mapping[str, str]],
+        clock: Clock,
+        *,
+        rng: random.Random | None = None,
+        spacing: float = SPACING,
+        retry: Backoff = RETRY,
+    ) -> None:
+        self._agent, self._backend, self._labels, self._clock = agent, backend, labels, clock
+        self._rng = rng or random.Random()
+        self._spacing, self._retry = spacing, retry
+        self._wake = asyncio.Event()
+        self._still: frozenset[str] | None = None
+        self._done: tuple[Record, frozenset[str], Mapping[str, str]] | None = None
+        self.beat = clock()
+
+    def wake(self) -> None:
+        """Something about this worker may have changed."""
+        self._wake.set()
+
+    def still_routed(self) -> frozenset[str] | None:
+        """Served names whose traffic the platform may still send here; None: not known yet."""
+        return self._still
+
+    async def run(self) -> None:
+        """Announce for ever."""
+        failures = 0
+        earliest = 0.0
+        while True:
+            await self._awakened()
+            if (wait := earliest - self._clock()) > 0:
+                await asyncio.sleep(wait)
+            self._wake.clear()
+            try:
+                written = await self._publish()
+            except EdgeError as error:
+                failures += 1
+                delay = self._retry.delay(failures, self._rng.random())
+                log.warning("report_not_written", error=str(error), again_in_seconds=round(delay, 1))
+                earliest = self._clock() + delay
+                self._wake.set()
+                continue
+            failures = 0
+            if written:
+                earliest = self._clock() + self._spacing
+
+    async def _awakened(self) -> None:
+        """Wait for a change; every few seconds say that this loop lives."""
+        while not self._wake.is_set():
+            self.beat = self._clock()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), 10.0)
+        self.beat = self._clock()
+
+    async def _publish(self) -> bool:
+        """Write what isn't written yet; whether there was anything to write."""
+        agent, labels = self._agent, self._labels()
+        plan, world, record = agent.plan, agent.world, agent.record
+        if plan is None or world is None:
+            return False
+        known = world.engine is not None
+        routed = routed_here(plan.statuses, known, labels)
+        if self._done is not None and self._done[0] is record and self._done[1:] == (routed, labels):
+            self._tell(frozenset(s.served_name for s in plan.statuses.values() if s.routed) if known else None)
+            return False
+        shown = show(record.head, self._base_model(), record.entries, routed)
+        written = await self._backend.publish(Report(labels=shown.labels, annotations=shown.annotations))
+        self._done = (record, routed, self._labels())
+        self._tell(frozenset(s.served_name for s in plan.statuses.values() if s.routed) if known else None)
+        return written
+
+    def _tell(self, still: frozenset[str] | None) -> None:
+        if still != self._still:
+            self._still = still
+            self._agent.wake()
+
+    def _base_model(self) -> str:
+        view = self._agent.watch.view
+        if view is not None and view.base_models:
+            return view.base_models[0].id
+        return next(iter(self._agent.head.base_models), "")
