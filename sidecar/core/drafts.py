@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sidecar.core.cacheguard import CacheGuard
-from sidecar.core.memory import FOREVER, Retry
+from sidecar.core.memory import FOREVER, Retry, refused_revision
+from sidecar.core.poison import rejected
 from sidecar.core.world import Action, Load, Plan, Status, World
 from sidecar.model import Adapter, Decision, State
 
@@ -12,7 +13,19 @@ HOLD_MESSAGE = (
     "into the new. Restart the engine, upgrade to vLLM 0.31 or newer, start it with VLLM_SERVER_DEV_MODE=1 so that the "
     "cache can be reset, choose another servedName, or set spec.onStalePrefixCache: Replace."
 )
+QUARANTINED = "quarantined: engines of two or more workers died with this revision; nobody newly loads it"
 KEEPS_QUARANTINED_AFTER = 600.0
+
+
+def wanted_revision(world: World, adapter: Adapter) -> str | None:
+    """The revision this worker should serve: the pool's, or the one before it if this engine refused the pool's."""
+    decision = world.decisions.get(adapter.key)
+    if decision is None:
+        return None
+    previous = world.memory.previous.get(adapter.key)
+    if refused_revision(world.memory, adapter) == decision.revision and previous and previous in world.disk:
+        return previous
+    return decision.revision
 
 
 class Draft:
@@ -86,8 +99,8 @@ class Draft:
 
     def loaded(self, adapter: Adapter, revision: str, message: str = "") -> None:
         """It serves, and gets its traffic."""
-        refused = self.world.memory.refused.get(adapter.key)
-        if refused and not message:
+        refused, decision = refused_revision(self.world.memory, adapter), self.world.decisions.get(adapter.key)
+        if refused and not message and decision is not None and decision.revision == refused:
             retry = self.world.memory.retries.get(adapter.key)
             message = retry.message if retry else "the engine refused newer content; this revision goes on serving"
         self.say(
@@ -100,7 +113,10 @@ class Draft:
         self.say(adapter.key, State.DRAINING, adapter.served_name, revision=revision)
 
     def condemned(self, name: str, revision: str) -> bool:
-        """Quarantined, and not loaded here for so long that it has proved harmless."""
+        """Quarantined, and not loaded here for so long that it has proved harmless. Unknown takes nothing away."""
+        world = self.world
+        if world.isolated or not (world.adapters_fresh and world.members_fresh):
+            return False
         since = self.world.memory.loaded_at.get(name, 0.0)
         return revision in self.world.quarantined and self.world.now - since < KEEPS_QUARANTINED_AFTER
 
@@ -121,9 +137,13 @@ class Draft:
 
     def avoided(self, adapter: Adapter) -> None:
         """No target here any more, because this worker asked to be passed over: say why."""
-        decision = self.world.decisions.get(adapter.key)
-        if decision is not None and self.cache.verdict(adapter, decision.revision) == "hold":
+        want = wanted_revision(self.world, adapter)
+        if want is not None and self.cache.verdict(adapter, want) == "hold":
             self.held(adapter, "")
+            return
+        blocked = self.blocked(want)
+        if want is not None and blocked is not None:
+            self.rejected(adapter, want, blocked, None)
             return
         retry = self.world.memory.retries.get(adapter.key)
         state = State.REJECTED if retry and retry.rejected else State.FAILED
@@ -132,7 +152,7 @@ class Draft:
     def avoids(self, adapter: Adapter) -> bool:
         """Whether this worker asks to be passed over for the adapter as it is now."""
         decision = self.world.decisions.get(adapter.key)
-        if decision is not None and self.cache.verdict(adapter, decision.revision) == "hold":
+        if self._unwelcome(adapter):
             return True
         avoid = self.world.memory.avoid.get(adapter.key)
         if avoid is None or avoid.source_id != adapter.source_id:
@@ -141,6 +161,24 @@ class Draft:
             return False
         self.wake(avoid.until)
         return self.world.now < avoid.until
+
+    def _unwelcome(self, adapter: Adapter) -> bool:
+        """Whether the wanted revision may not be loaded here, target or not: only so is the wish to be passed over
+        steady. A copy that serves is asked after by `condemned` alone, and an older one that goes on serving is no
+        ground for avoiding, unless the prefix cache holds the new one back: a clean worker takes that."""
+        world, name = self.world, adapter.served_name
+        want, have = wanted_revision(world, adapter), world.owned.get(name) if world.engine else None
+        if want is None:
+            return False
+        if have == want:
+            return self.condemned(name, want)
+        return self.cache.verdict(adapter, want) == "hold" or (have is None and self.blocked(want) is not None)
+
+    def blocked(self, want: str | None) -> str | None:
+        """Why this revision may not be newly loaded: it kills engines. None if it may."""
+        if want in rejected(self.world.memory):
+            return "the engine died twice with this revision; it is not loaded again until its content changes"
+        return QUARANTINED if want in self.world.quarantined else None
 
     def retry(self, adapter: Adapter, revision: str) -> Retry | None:
         """The failures in a row of the present input (source and revision), if any."""

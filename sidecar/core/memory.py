@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sidecar.model import Decision, Frozen, Suspicion
+from sidecar.model import Adapter, Decision, Frozen, Suspicion
 
 
 class LoadedOnce(Frozen, frozen=True):
@@ -36,6 +36,13 @@ class Retry(Frozen, frozen=True):
     not_before: float
     message: str
     rejected: bool = False
+
+
+class Refused(Frozen, frozen=True):
+    """Content that the engine refused while an older revision could serve on; not tried again from this source."""
+
+    source_id: str
+    revision: str
 
 
 class Quarantine(Frozen, frozen=True):
@@ -72,7 +79,7 @@ class Memory(msgspec.Struct):
     retries: dict[str, Retry] = {}
     decisions: dict[str, Decision] = {}
     previous: dict[str, str] = {}
-    refused: dict[str, str] = {}
+    refused: dict[str, Refused] = {}
     gone: dict[str, int] = {}
     suspicions: list[Suspicion] = []
     quarantine: dict[str, Quarantine] = {}
@@ -91,6 +98,12 @@ class Memory(msgspec.Struct):
     loaded_at: dict[str, float] = {}
     large: dict[str, int] = {}
     no_reset: set[str] = set()
+
+
+def refused_revision(memory: Memory, adapter: Adapter) -> str:
+    """The revision of the adapter's present source that this engine refused; "" if none."""
+    refused = memory.refused.get(adapter.key)
+    return refused.revision if refused is not None and refused.source_id == adapter.source_id else ""
 
 
 VOLATILE = ("drains", "leaving", "loaded_at", "large", "no_reset")

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from sidecar.core.decide import better
-from sidecar.core.memory import FOREVER, MAX_HISTORY, Attempt, Avoid, LoadedOnce, Memory, Retry
+from sidecar.core.memory import (
+    FOREVER,
+    MAX_HISTORY,
+    Attempt,
+    Avoid,
+    LoadedOnce,
+    Memory,
+    Refused,
+    Retry,
+    refused_revision,
+)
 from sidecar.core.retry import Backoff
 from sidecar.model import Adapter, Decision
 
@@ -97,12 +107,14 @@ def load_ended(memory: Memory, key: str, revision: str, now: float) -> None:
 
 def loaded(memory: Memory, adapter: Adapter, revision: str, now: float) -> None:
     """The engine said yes, and lists the name with our path."""
+    # The older revision is back in place of what was refused: that stays so, and so does its message.
+    back = refused_revision(memory, adapter) not in ("", revision) and memory.previous.get(adapter.key) == revision
     memory.previous[adapter.key] = revision
     memory.drain_seconds[adapter.served_name] = adapter.drain_seconds
     memory.loaded_at[adapter.served_name] = now
     memory.unloaded.pop(revision, None)
-    if memory.refused.get(adapter.key) != revision and adapter.key in memory.refused:
-        return  # the older revision is back: what was refused stays so, and so does its message
+    if back:
+        return
     memory.refused.pop(adapter.key, None)
     memory.retries.pop(adapter.key, None)
     memory.avoid.pop(adapter.key, None)
@@ -110,7 +122,7 @@ def loaded(memory: Memory, adapter: Adapter, revision: str, now: float) -> None:
 
 def update_refused(memory: Memory, adapter: Adapter, revision: str, message: str) -> None:
     """The engine refused new content while the old one can serve on: no ground for avoiding."""
-    memory.refused[adapter.key] = revision
+    memory.refused[adapter.key] = Refused(source_id=adapter.source_id, revision=revision)
     memory.retries[adapter.key] = Retry(
         input=f"{adapter.source_id}@{revision}", failures=1, not_before=FOREVER, message=message
     )

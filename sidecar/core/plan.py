@@ -12,12 +12,14 @@ memory, an agent reaches the same end state. The laws it keeps, each a property 
 from __future__ import annotations
 
 from sidecar.core import handover, update
-from sidecar.core.drafts import Draft
-from sidecar.core.poison import rejected, suspected
+from sidecar.core.drafts import QUARANTINED, Draft, wanted_revision
+from sidecar.core.poison import suspected
 from sidecar.core.world import Fetch, Load, Plan, Unload, World
 from sidecar.model import Adapter, Decision, Listing, State
 
-QUARANTINED = "quarantined: engines of two or more workers died with this revision; nobody newly loads it"
+__all__ = ["plan"]
+
+UNSETTLED = "waiting for the peers' first records"
 
 
 def plan(world: World) -> Plan:
@@ -34,18 +36,6 @@ def plan(world: World) -> Plan:
     return draft.finish()
 
 
-def wanted_revision(world: World, adapter: Adapter) -> str | None:
-    """The revision this worker should serve: the pool's, or the one before it if this engine refused the pool's."""
-    decision = world.decisions.get(adapter.key)
-    if decision is None:
-        return None
-    previous = world.memory.previous.get(adapter.key)
-    refused = world.memory.refused.get(adapter.key) == decision.revision
-    if refused and previous and previous in world.disk:
-        return previous
-    return decision.revision
-
-
 def _target(draft: Draft, adapter: Adapter) -> None:
     world, name = draft.world, adapter.served_name
     have = world.owned.get(name) if world.engine else None
@@ -53,7 +43,7 @@ def _target(draft: Draft, adapter: Adapter) -> None:
         draft.say(adapter.key, State.FAILED, name, message=_foreign_message(name))
         return
     if name in world.going:
-        draft.say(adapter.key, State.LOADING, name, revision=have or "", message="changing over")
+        update.under_way(draft, adapter, have or "", message="changing over")
         return
     want = wanted_revision(world, adapter)
     if have is not None and have == want and draft.condemned(name, have):
@@ -66,7 +56,7 @@ def _target(draft: Draft, adapter: Adapter) -> None:
     if want is None or want not in world.disk:
         _fetch(draft, adapter, have)
         return
-    blocked = _blocked(draft, want)
+    blocked = draft.blocked(want)
     if blocked is not None:
         draft.rejected(adapter, want, blocked, have)
     elif world.engine is None:
@@ -92,14 +82,6 @@ def _drop_condemned(draft: Draft, adapter: Adapter, have: str) -> None:
         draft.act(Unload(name=adapter.served_name, revision=have, key=adapter.key))
 
 
-def _blocked(draft: Draft, want: str) -> str | None:
-    if want in rejected(draft.world.memory):
-        return "the engine died twice with this revision; it is not loaded again until its content changes"
-    if want in draft.world.quarantined:
-        return QUARANTINED
-    return None
-
-
 def _load(draft: Draft, adapter: Adapter, want: str) -> None:
     world, name, key = draft.world, adapter.served_name, adapter.key
     if name in world.busy_names:
@@ -116,7 +98,7 @@ def _load(draft: Draft, adapter: Adapter, want: str) -> None:
         draft.held(adapter, "")
         return
     if not world.settled:
-        draft.say(key, State.PENDING, name, revision=want, message="waiting for the peers' first records")
+        draft.say(key, State.PENDING, name, revision=want, message=UNSETTLED)
         return
     draft.say(key, State.LOADING, name, revision=want)
     suspect = want in suspected(world.memory, world.now)
@@ -124,14 +106,17 @@ def _load(draft: Draft, adapter: Adapter, want: str) -> None:
 
 
 def _fetch(draft: Draft, adapter: Adapter, have: str | None) -> None:
-    """The content isn't here yet. What is loaded (`have`) goes on serving meanwhile."""
+    """The content isn't here yet. What is loaded (`have`) goes on serving meanwhile.
+
+    An agent that has just started would fetch what others hold, before it has heard of them.
+    """
     world, key = draft.world, adapter.key
     decision = world.decisions.get(key)
     progress = world.busy_fetches.get(key)
     retry = draft.retry(adapter, decision.revision if decision else "")
     message, state = "", State.DOWNLOADING
     if progress is None:
-        state, message = _start_fetch(draft, adapter, decision)
+        state, message = _start_fetch(draft, adapter, decision) if world.settled else (State.PENDING, UNSETTLED)
     if have is not None:
         draft.loaded(adapter, have, message=message or "new content is being fetched")
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sidecar.core.memory import Memory
+from sidecar.core.memory import Memory, refused_revision
 from sidecar.core.placement import Assignment
 from sidecar.core.world import Status
 from sidecar.model import Adapter, Decision, Entry
@@ -40,7 +40,7 @@ def entries(
                 since=old.since if same and old is not None else round(now, 3),
                 message=status.message[:MESSAGE_LIMIT],
                 avoid=status.avoid,
-                refused=memory.refused.get(key, ""),
+                refused=refused_revision(memory, adapter) if adapter else "",
                 gone=decision is not None and memory.gone.get(key) == decision.refresh,
                 decision=decision if decision is not None and decision.listing else None,
             )

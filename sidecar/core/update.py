@@ -15,9 +15,7 @@ def change_over(draft: Draft, adapter: Adapter, have: str, want: str) -> None:
     """`have` is loaded and `want` lies on the disk: take the turn, drain if another serves, and swap."""
     world, key, name = draft.world, adapter.key, adapter.served_name
     if name in world.busy_names:
-        if name in world.memory.drains:
-            draft.drained(name, adapter.drain_seconds)
-        draft.say(key, State.LOADING, name, revision=want)
+        under_way(draft, adapter, want)
         return
     mode = draft.cache.verdict(adapter, want)
     if mode == "hold":
@@ -29,13 +27,23 @@ def change_over(draft: Draft, adapter: Adapter, have: str, want: str) -> None:
         return
     swap = Swap(key=key, name=name, old=have, new=want, reset=mode == "reset", witnesses=_others(draft, key))
     if not swap.witnesses:
-        draft.say(key, State.LOADING, name, revision=want)
+        draft.say(key, State.LOADING, name, revision=want, routed=True)
         draft.act(swap)
         return
     ready = draft.drained(name, max(adapter.drain_seconds, world.rules.look_again_seconds))
     draft.draining(adapter, have)
     if ready:
         draft.act(swap)
+
+
+def under_way(draft: Draft, adapter: Adapter, want: str, message: str = "") -> None:
+    """A change of this name has begun. Who serves it alone keeps its traffic meanwhile: it was never withdrawn."""
+    world, name = draft.world, adapter.served_name
+    withdrawn = name in world.memory.drains
+    if withdrawn:
+        draft.drained(name, adapter.drain_seconds)
+    routed = name in world.owned and not withdrawn
+    draft.say(adapter.key, State.LOADING, name, revision=want, message=message, routed=routed)
 
 
 def _not_yet(draft: Draft, adapter: Adapter, want: str) -> str | None:

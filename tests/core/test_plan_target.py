@@ -1,0 +1,407 @@
+"""What a worker does about the adapters that it should hold."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from sidecar.core.drafts import KEEPS_QUARANTINED_AFTER, wanted_revision
+from sidecar.core.memory import FOREVER, LoadedOnce, Memory, Refused, Retry
+from sidecar.core.plan import plan
+from sidecar.core.world import Fetch, Load, Unload
+from sidecar.model import State, Suspicion
+
+from .worlds import (
+    ME,
+    NOW,
+    R1,
+    R2,
+    adapter,
+    decision,
+    drained,
+    entry,
+    fetches,
+    loads,
+    peer,
+    plan_of,
+    state,
+    swaps,
+    unloads,
+    world,
+)
+
+A = adapter("a")
+B = adapter("b")
+REFUSED = {A.key: Refused(source_id=A.source_id, revision=R2)}
+HISTORY = [LoadedOnce(process="p1", name="a", revision=R1)]
+
+
+def retry(rev: str = "", *, until: float = NOW + 30.0, rejected: bool = False, failures: int = 1) -> Memory:
+    input_ = f"{A.source_id}@{rev}" if rev else A.source_id
+    return Memory(
+        retries={A.key: Retry(input=input_, failures=failures, not_before=until, message="it broke", rejected=rejected)}
+    )
+
+
+# -- loading
+
+
+def test_content_on_the_disk_is_loaded() -> None:
+    made = plan_of(A, wants={"a": R1}, disk=[R1])
+    assert made.actions == (Load(key=A.key, name="a", revision=R1),)
+    assert state(made, A) == State.LOADING
+    assert not made.statuses[A.key].routed
+
+
+def test_the_served_name_is_what_is_loaded_and_told() -> None:
+    named = adapter("a", served_name="Team/Model.v1")
+    made = plan_of(named, wants={"a": R1}, disk=[R1])
+    assert loads(made)[0].name == "Team/Model.v1"
+    assert made.statuses[named.key].served_name == "Team/Model.v1"
+
+
+def test_what_is_loaded_with_the_right_root_is_routed_and_left_alone() -> None:
+    made = plan_of(A, wants={"a": R1}, disk=[R1], owned={"a": R1})
+    assert made.actions == ()
+    assert made.statuses[A.key].state == State.LOADED
+    assert made.statuses[A.key].routed
+    assert made.statuses[A.key].revision == R1
+
+
+def test_a_name_that_another_serves_is_left_alone_and_said() -> None:
+    made = plan_of(A, wants={"a": R1}, disk=[R1], foreign=frozenset({"a"}))
+    assert made.actions == ()
+    assert state(made, A) == State.FAILED
+    assert "--lora-modules" in made.statuses[A.key].message
+    assert not made.statuses[A.key].routed
+
+
+def test_one_bad_adapter_changes_nothing_for_the_others() -> None:
+    alone = plan_of(B, wants={"b": R2}, disk=[R2])
+    beside = plan_of(A, B, wants={"a": R1, "b": R2}, disk=[R1, R2], memory=retry(R1, until=FOREVER, rejected=True))
+    assert beside.actions == alone.actions
+    assert beside.statuses[B.key] == alone.statuses[B.key]
+    assert state(beside, A) == State.REJECTED
+
+
+def test_a_failed_load_waits_for_its_time_and_says_why() -> None:
+    made = plan_of(A, wants={"a": R1}, disk=[R1], memory=retry(R1))
+    assert made.actions == ()
+    assert made.statuses[A.key].message == "it broke"
+    assert state(made, A) == State.FAILED
+    assert made.wake_at == NOW + 30.0
+
+
+def test_a_failed_load_is_tried_again_when_its_time_has_come() -> None:
+    assert len(loads(plan_of(A, wants={"a": R1}, disk=[R1], memory=retry(R1, until=NOW)))) == 1
+
+
+def test_a_rejection_of_other_content_does_not_stop_a_load() -> None:
+    assert len(loads(plan_of(A, wants={"a": R1}, disk=[R1], memory=retry(R2, until=FOREVER, rejected=True)))) == 1
+
+
+def test_nothing_new_is_loaded_before_the_peers_have_spoken() -> None:
+    made = plan_of(A, wants={"a": R1}, disk=[R1], settled=False)
+    assert made.actions == ()
+    assert state(made, A) == State.PENDING
+
+
+def test_nothing_is_fetched_before_the_peers_have_spoken() -> None:
+    """An agent that has just started would fetch what isn't its own."""
+    for made in (plan_of(A, settled=False), plan_of(A, wants={"a": R1}, settled=False)):
+        assert made.actions == ()
+        assert state(made, A) == State.PENDING
+
+
+def test_what_is_loaded_goes_on_serving_before_the_peers_have_spoken() -> None:
+    made = plan_of(A, wants={"a": R2}, owned={"a": R1}, settled=False)
+    assert made.actions == ()
+    assert made.statuses[A.key].routed
+
+
+def test_without_an_engine_what_is_fetched_waits_for_it() -> None:
+    made = plan_of(A, wants={"a": R1}, disk=[R1], up=False)
+    assert made.actions == ()
+    assert state(made, A) == State.PENDING
+    assert made.statuses[A.key].message == "the engine does not answer"
+
+
+def test_unknown_lists_stop_no_load_and_no_fetch() -> None:
+    made = plan_of(A, B, wants={"a": R1, "b": R2}, disk=[R1], adapters_fresh=False, members_fresh=False)
+    assert [type(a) for a in made.actions] == [Load, Fetch]
+
+
+def test_a_busy_name_is_not_started_again() -> None:
+    made = plan_of(A, wants={"a": R1}, disk=[R1], busy_names=frozenset({"a"}))
+    assert made.actions == ()
+    assert state(made, A) == State.LOADING
+
+
+# -- fetching
+
+
+def test_the_first_in_rank_reads_the_origin() -> None:
+    made = plan_of(A, targets={"a": [ME, "worker-1"]})
+    assert made.actions == (Fetch(key=A.key, refresh=0, limit=None),)
+    assert state(made, A) == State.DOWNLOADING
+
+
+def test_others_read_only_small_content_without_the_pools_decision() -> None:
+    made = plan_of(A, targets={"a": ["worker-1", ME]})
+    assert fetches(made)[0].limit == 16 * 1024 * 1024
+
+
+def test_big_content_waits_for_the_first_in_rank() -> None:
+    memory = Memory(large={A.key: 2**30})
+    made = plan_of(A, targets={"a": ["worker-1", ME]}, memory=memory)
+    assert made.actions == ()
+    assert state(made, A) == State.PENDING
+    assert "worker-1" in made.statuses[A.key].message
+
+
+def test_who_becomes_the_first_in_rank_reads_big_content_itself() -> None:
+    memory = Memory(large={A.key: 2**30})
+    assert fetches(plan_of(A, targets={"a": [ME]}, memory=memory)) == [Fetch(key=A.key, refresh=0)]
+
+
+def test_the_pools_decision_is_fetched_and_nothing_else() -> None:
+    fetch = fetches(plan_of(A, targets={"a": ["worker-1", ME]}, wants={"a": R1}))[0]
+    assert fetch.expected == R1
+    assert fetch.listing is not None
+    assert fetch.listing.files == decision(A, R1).listing
+
+
+def test_a_decision_without_a_list_of_files_is_read_from_the_origin() -> None:
+    made = plan_of(A, decisions={A.key: decision(A, R1, listed=False)})
+    assert fetches(made) == [Fetch(key=A.key, refresh=0, expected=R1)]
+
+
+def test_a_fetch_under_way_is_not_started_again() -> None:
+    made = plan_of(A, wants={"a": R1}, busy_fetches={A.key: (5, 10)})
+    assert made.actions == ()
+    assert state(made, A) == State.DOWNLOADING
+
+
+def test_a_failed_fetch_waits_and_says_why() -> None:
+    made = plan_of(A, memory=retry())
+    assert made.actions == ()
+    assert state(made, A) == State.FAILED
+    assert made.statuses[A.key].message == "it broke"
+    assert made.wake_at == NOW + 30.0
+
+
+def test_rejected_content_is_not_fetched_again() -> None:
+    made = plan_of(A, wants={"a": R1}, memory=retry(R1, until=FOREVER, rejected=True))
+    assert made.actions == ()
+    assert state(made, A) == State.REJECTED
+
+
+def test_what_is_loaded_serves_on_while_newer_content_is_fetched() -> None:
+    made = plan_of(A, wants={"a": R2}, owned={"a": R1}, disk=[R1])
+    assert [f.expected for f in fetches(made)] == [R2]
+    assert made.statuses[A.key].state == State.LOADED
+    assert made.statuses[A.key].revision == R1
+    assert made.statuses[A.key].routed
+
+
+# -- looking for new content
+
+
+@pytest.mark.parametrize(("since", "due"), [(59.0, False), (60.0, True), (3600.0, True)])
+def test_the_first_in_rank_looks_again_on_time(since: float, due: bool) -> None:
+    fresh = adapter("a", refresh=60.0)
+    d = decision(fresh, R1, refresh=3)
+    memory = Memory(refreshed={fresh.source_id: NOW - since})
+    made = plan_of(fresh, decisions={fresh.key: d}, disk=[R1], owned={"a": R1}, memory=memory)
+    assert fetches(made) == ([Fetch(key=fresh.key, refresh=4, compare=d)] if due else [])
+    assert due or made.wake_at == NOW + 1.0
+
+
+def test_only_the_first_in_rank_looks_again() -> None:
+    fresh = adapter("a", refresh=60.0)
+    made = plan_of(fresh, targets={"a": ["worker-1", ME]}, wants={"a": R1}, disk=[R1], owned={"a": R1})
+    assert fetches(made) == []
+
+
+def test_a_pinned_digest_is_never_looked_for_again() -> None:
+    pinned = adapter("a", refresh=60.0, digest=R1)
+    memory = Memory(gone={pinned.key: 0})
+    made = plan_of(pinned, wants={"a": R1}, disk=[R1], owned={"a": R1}, memory=memory)
+    assert fetches(made) == []
+
+
+def test_the_first_in_rank_decides_anew_when_a_target_cannot_get_the_bytes() -> None:
+    other = peer("worker-1", entry(A, State.FAILED, "", gone=True))
+    made = plan_of(A, targets={"a": [ME, "worker-1"]}, wants={"a": R1}, peers=[other], disk=[R1], owned={"a": R1})
+    assert fetches(made) == [Fetch(key=A.key, refresh=1)]
+
+
+def test_bytes_that_are_gone_here_are_decided_anew_by_the_first_in_rank_alone() -> None:
+    lost = Memory(gone={A.key: 0})
+    assert fetches(plan_of(A, wants={"a": R1}, memory=lost))[0].refresh == 1
+    made = plan_of(A, targets={"a": ["worker-1", ME]}, wants={"a": R1}, memory=lost)
+    assert [(f.refresh, f.expected) for f in fetches(made)] == [(0, R1)]
+
+
+def test_a_waiting_retry_does_not_delay_the_decision_about_lost_bytes() -> None:
+    memory = retry(R1)
+    memory.gone[A.key] = 0
+    assert [f.refresh for f in fetches(plan_of(A, wants={"a": R1}, memory=memory))] == [1]
+
+
+# -- the prefix cache
+
+
+@pytest.mark.parametrize(
+    ("history", "memory_process", "stale", "expected"),
+    [
+        ([], "p1", True, "load"),
+        (HISTORY, "p1", False, "load"),
+        ([LoadedOnce(process="p0", name="a", revision=R1)], "p1", True, "load"),
+        ([LoadedOnce(process="p1", name="b", revision=R1)], "p1", True, "load"),
+        ([LoadedOnce(process="p1", name="a", revision=R2)], "p1", True, "load"),
+        (HISTORY, "p1", True, "reset"),
+        ([LoadedOnce(process="", name="a", revision=R1)], "p1", True, "reset"),
+    ],
+)
+def test_another_revision_under_a_name_that_this_engine_has_seen_is_loaded_after_a_reset(
+    history: list[LoadedOnce], memory_process: str, stale: bool, expected: str
+) -> None:
+    memory = Memory(history=history, process=memory_process)
+    made = plan_of(A, wants={"a": R2}, disk=[R2], stale_cache=stale, memory=memory)
+    assert loads(made) == [Load(key=A.key, name="a", revision=R2, reset=expected == "reset")]
+
+
+def test_an_engine_that_cannot_reset_holds_the_content_back_and_asks_to_be_passed_over() -> None:
+    memory = Memory(history=HISTORY, no_reset={"p1"})
+    made = plan_of(A, wants={"a": R2}, disk=[R2], stale_cache=True, memory=memory)
+    status = made.statuses[A.key]
+    assert made.actions == ()
+    assert (status.state, status.held, status.avoid, status.routed) == (State.PENDING, True, True, False)
+    assert "onStalePrefixCache" in status.message
+
+
+def test_replace_overrides_the_guard() -> None:
+    careless = adapter("a", on_stale_prefix_cache="Replace")
+    memory = Memory(history=HISTORY, no_reset={"p1"})
+    made = plan_of(careless, wants={"a": R2}, disk=[R2], stale_cache=True, memory=memory)
+    assert loads(made) == [Load(key=A.key, name="a", revision=R2)]
+
+
+# -- poison
+
+
+def suspicion(rev: str, kind: str = "death", at: float = NOW - 1) -> Suspicion:
+    return msgspec.convert({"revision": rev, "kind": kind, "at": at}, Suspicion)
+
+
+def test_a_suspect_is_loaded_after_everything_else_and_alone() -> None:
+    memory = Memory(suspicions=[suspicion(R1)])
+    both = plan_of(A, B, wants={"a": R1, "b": R2}, disk=[R1, R2], memory=memory)
+    assert [a.name for a in loads(both)] == ["b"]
+    assert state(both, A) == State.LOADING
+    busy = plan_of(A, B, wants={"a": R1, "b": R2}, disk=[R1, R2], busy_names=frozenset({"b"}), memory=memory)
+    assert loads(busy) == []
+    last = plan_of(A, B, wants={"a": R1, "b": R2}, disk=[R1, R2], owned={"b": R2}, memory=memory)
+    assert [a.name for a in loads(last)] == ["a"]
+
+
+def test_of_two_suspects_one_is_loaded_at_a_time() -> None:
+    memory = Memory(suspicions=[suspicion(R1), suspicion(R2)])
+    assert len(loads(plan_of(A, B, wants={"a": R1, "b": R2}, disk=[R1, R2], memory=memory))) == 1
+
+
+def test_an_old_suspicion_is_forgotten() -> None:
+    memory = Memory(suspicions=[suspicion(R1, at=NOW - 1801)])
+    assert len(loads(plan_of(A, B, wants={"a": R1, "b": R2}, disk=[R1, R2], memory=memory))) == 2
+
+
+@pytest.mark.parametrize("why", ["rejected", "quarantined"])
+def test_poison_is_not_loaded_and_asks_to_be_passed_over(why: str) -> None:
+    memory = Memory(suspicions=[suspicion(R1, "rejection")] if why == "rejected" else [])
+    quarantined = frozenset({R1} if why == "quarantined" else ())
+    seen = world(A, wants={"a": R1}, disk=[R1], memory=memory, quarantined=quarantined)
+    made = plan(seen)
+    assert made.actions == ()
+    assert state(made, A) == State.REJECTED
+    assert made.statuses[A.key].avoid
+    # Passed over, it still says so: else it would become a target again, and so on for ever.
+    passed_over = world(
+        A, targets={"a": ["worker-1"]}, wants={"a": R1}, disk=[R1], memory=memory, quarantined=quarantined
+    )
+    assert plan(passed_over).statuses[A.key].avoid
+
+
+def test_quarantined_new_content_leaves_the_old_serving() -> None:
+    made = plan_of(A, wants={"a": R2}, disk=[R1, R2], owned={"a": R1}, quarantined=frozenset({R2}))
+    assert made.actions == ()
+    status = made.statuses[A.key]
+    assert (status.state, status.revision, status.routed, status.avoid) == (State.LOADED, R1, True, False)
+    assert "quarantined" in status.message
+
+
+def test_a_copy_that_was_loaded_long_ago_has_proved_harmless() -> None:
+    memory = Memory(loaded_at={"a": NOW - KEEPS_QUARANTINED_AFTER})
+    made = plan_of(A, wants={"a": R1}, disk=[R1], owned={"a": R1}, quarantined=frozenset({R1}), memory=memory)
+    assert made.actions == ()
+    assert made.statuses[A.key].routed
+    assert not made.statuses[A.key].avoid
+
+
+def test_a_young_copy_of_a_quarantined_revision_goes_after_its_drain() -> None:
+    fields = {"wants": {"a": R1}, "disk": [R1], "owned": {"a": R1}, "quarantined": frozenset({R1})}
+    young = Memory(loaded_at={"a": NOW - 100})
+    first = plan_of(A, memory=young, **fields)
+    assert first.actions == ()
+    assert not first.statuses[A.key].routed
+    later = plan_of(A, **drained(memory=young), **fields)
+    assert unloads(later) == [Unload(name="a", revision=R1, key=A.key)]
+
+
+@pytest.mark.parametrize("unknown", ["adapters_fresh", "members_fresh"])
+def test_a_young_copy_of_a_quarantined_revision_stays_while_anything_is_unknown(unknown: str) -> None:
+    young = drained(memory=Memory(loaded_at={"a": NOW - 100}))
+    made = plan_of(
+        A, wants={"a": R1}, disk=[R1], owned={"a": R1}, quarantined=frozenset({R1}), **young, **{unknown: False}
+    )
+    assert unloads(made) == []
+    assert made.statuses[A.key].routed
+
+
+# -- refused updates
+
+
+def test_who_refused_the_new_content_wants_the_old() -> None:
+    memory = Memory(refused=REFUSED, previous={A.key: R1})
+    seen = world(A, wants={"a": R2}, disk=[R1, R2], memory=memory)
+    assert wanted_revision(seen, A) == R1
+    assert [a.revision for a in loads(plan(seen))] == [R1]
+
+
+def test_who_refused_the_new_content_stays_loaded_with_the_old_and_says_so() -> None:
+    memory = retry(R2, until=FOREVER)
+    memory.refused, memory.previous[A.key] = REFUSED, R1
+    made = plan_of(A, wants={"a": R2}, disk=[R1, R2], owned={"a": R1}, memory=memory)
+    status = made.statuses[A.key]
+    assert made.actions == ()
+    assert (status.state, status.revision, status.routed, status.avoid) == (State.LOADED, R1, True, False)
+    assert status.message == "it broke"
+
+
+def test_a_refusal_of_other_content_is_not_held_against_what_is_wanted_now() -> None:
+    memory = Memory(refused=REFUSED, previous={A.key: R1})
+    made = plan_of(A, wants={"a": R1}, disk=[R1, R2], owned={"a": R1}, memory=memory)
+    assert made.statuses[A.key].message == ""
+
+
+def test_the_refused_revision_is_tried_again_when_the_old_files_are_gone() -> None:
+    memory = Memory(refused=REFUSED, previous={A.key: R1})
+    seen = world(A, wants={"a": R2}, disk=[R2], memory=memory)
+    assert wanted_revision(seen, A) == R2
+    assert swaps(plan(seen)) == []
+
+
+def test_a_refusal_does_not_outlive_the_source() -> None:
+    moved = adapter("a", uri="s3://bucket/elsewhere")
+    seen = world(moved, wants={"a": R2}, disk=[R1, R2], memory=Memory(refused=REFUSED, previous={A.key: R1}))
+    assert wanted_revision(seen, moved) == R2
