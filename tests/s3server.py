@@ -70,7 +70,7 @@ class S3Server:
                 aws_access_key_id=ACCESS_KEY,
                 aws_secret_access_key=SECRET_KEY,
                 region_name="us-east-1",
-                config=Config(s3={"addressing_style": "path"}),
+                config=Config(s3={"addressing_style": "path"}, signature_version="s3v4"),
             )
         return self._client
 
@@ -78,8 +78,11 @@ class S3Server:
         """Returns when the server answers."""
         program = versitygw()
         if program is None:
+            import logging
+
             from moto.server import ThreadedMotoServer
 
+            logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
             self._moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
             self._moto.start()
             host, port = self._moto.get_host_and_port()

@@ -133,11 +133,14 @@ class RunningHash:
                 self._position += len(block)
 
     def catch_up(self, handle: int, stop: int) -> None:
-        """Read everything before `stop`, all of which is whole."""
-        while self._position < stop:
+        """Read everything before `stop`, all of which is whole. Several threads may do so at once."""
+        while True:
             with self._lock:
-                block = os.pread(handle, min(BLOCK, stop - self._position), self._position)
-                if not block and self._position < stop:
+                left = stop - self._position
+                if left <= 0:
+                    return
+                block = os.pread(handle, min(BLOCK, left), self._position)
+                if not block:
                     raise OSError(f"it ends at byte {self._position}, not {stop}: somebody else shortened it")
                 self._digest.update(block)
                 self._position += len(block)

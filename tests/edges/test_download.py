@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 
 from sidecar.edges.download import ATTEMPTS, Closed, Download
 from sidecar.edges.filesystem import StoreFailed
-from sidecar.edges.origins import Sink
-from sidecar.edges.partial import FILES, PartialContent, known_sha256
+from sidecar.edges.origins import BLOCK, Sink
+from sidecar.edges.partial import FILES, PartialContent, RunningHash, known_sha256
 from sidecar.edges.slots import Slots
 from sidecar.edges.threads import in_thread
 from sidecar.model import Listing, RemoteFile
@@ -263,6 +264,18 @@ async def test_a_write_after_the_end_goes_nowhere(tmp_path: Path) -> None:
         content.files[0].write(0, b"late")
     with pytest.raises(StoreFailed):
         content.files[0].finish()
+
+
+def test_parts_that_become_whole_together_are_hashed_once(tmp_path: Path) -> None:
+    data = b"0123456789abcdef" * (BLOCK // 4)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    with path.open("rb") as file, ThreadPoolExecutor(8) as threads:
+        for _ in range(10):
+            running = RunningHash()
+            stops = [BLOCK * quarter + 7 for quarter in range(4)] * 4 + [len(data)]
+            list(threads.map(lambda stop, running=running: running.catch_up(file.fileno(), stop), stops))
+            assert running.hexdigest() == hashlib.sha256(data).hexdigest()
 
 
 def forever() -> Coroutine[None, None, bool]:
