@@ -142,7 +142,7 @@ class Reconciler:
             self.executor.start(action, self.adapters.get(action.key))
         await self._tidy(world)
         await self.save()
-        return plan_.wake_at
+        return plan_.wake_at if world.settled else min(plan_.wake_at, self._settle_until)
 
     # Seeing
 
