@@ -4,36 +4,76 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import structlog
+from msgspec import structs
 
 from sidecar import __version__
+from sidecar.core.annotations import POOL
 from sidecar.core.memory import restore
 from sidecar.core.preflight import Limits
+from sidecar.core.retry import Backoff
+from sidecar.core.vllm_args import VllmArgs
 from sidecar.core.world import Rules
 from sidecar.edges.disk import AdapterStore
 from sidecar.edges.engine import VllmEngine
 from sidecar.edges.fetch import OriginFetcher
 from sidecar.edges.metrics import Metrics
 from sidecar.edges.peers_http import PolledPeers
+from sidecar.edges.seeds import join_address
 from sidecar.edges.server import Server, parse_listen
 from sidecar.edges.standalone import StandaloneBackend
 from sidecar.loops.agent_view import LiveView
+from sidecar.loops.announce import Announcer
 from sidecar.loops.engine_watch import EngineWatch
 from sidecar.loops.identity import take_identity
 from sidecar.loops.reconcile import Reconciler
+from sidecar.loops.status_writer import StatusWriter
+from sidecar.loops.waiting_view import WaitingView
 from sidecar.model import Head, Problem
+from sidecar.ports import Backend, EdgeError
 from sidecar.settings import Settings
+
+if TYPE_CHECKING:
+    from sidecar.edges.kubernetes.api import Api, PodIdentity
+    from sidecar.edges.kubernetes.pod import OwnPod
 
 log = structlog.get_logger()
 
 DEFAULT_CAPACITY = 1
+DEFAULT_ENGINE = "http://127.0.0.1:8000"
+# Between two attempts to read the own pod, without which an agent on Kubernetes doesn't know its pool.
+POD_AGAIN = Backoff(first=1.0, cap=10.0)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One task of the agent; `beat` tells when it came round last."""
+
+    name: str
+    run: Callable[[], Coroutine[Any, Any, None]]
+    beat: Callable[[], float] | None = None
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What depends on where the agent runs. `settings` are those in force: as given, and as the platform says."""
+
+    settings: Settings
+    head: Head
+    backend: Backend
+    engine_args: VllmArgs | None = None
+    engine_key: str = ""
+    loops: Callable[[Reconciler], Sequence[Loop]] = lambda _: ()
 
 
 def steady_clock() -> float:
@@ -55,14 +95,19 @@ def advertised(settings: Settings) -> str:
 
 
 class Capacity:
-    """How many adapters this worker can hold: --capacity, else the engine's own limits, else vLLM's default."""
+    """How many adapters this worker can hold: --capacity, else what the engine was told, else vLLM's default.
 
-    def __init__(self, settings: Settings, watch: EngineWatch) -> None:
-        self._settings, self._watch = settings, watch
+    `told` is what the engine's container says, where there is one to read.
+    """
+
+    def __init__(self, settings: Settings, watch: EngineWatch, told: VllmArgs | None) -> None:
+        self._settings, self._watch, self._told = settings, watch, told
 
     def __call__(self) -> int:
         if self._settings.capacity:
             return self._settings.capacity
+        if self._told is not None and self._told.capacity is not None:
+            return self._told.capacity
         limits = self._watch.limits
         return limits.max_cpu_loras if limits else DEFAULT_CAPACITY
 
@@ -70,11 +115,14 @@ class Capacity:
         """--max-lora-rank, else the engine's; 0 is unknown."""
         if self._settings.max_lora_rank:
             return self._settings.max_lora_rank
+        if self._told is not None and self._told.max_lora_rank is not None:
+            return self._told.max_lora_rank
         return self._watch.limits.max_lora_rank if self._watch.limits else 0
 
     def problems(self) -> Sequence[Problem]:
         """A guessed capacity, said once the engine could have told."""
-        if self._settings.capacity or self._watch.limits or not self._watch.seen:
+        told = self._told is not None and self._told.capacity is not None
+        if self._settings.capacity or told or self._watch.limits or not self._watch.seen:
             return ()
         return (
             Problem(
@@ -115,29 +163,146 @@ async def _until(event: asyncio.Event) -> None:
 
 
 async def _start(settings: Settings, stack: AsyncExitStack) -> list[asyncio.Task[None]]:
-    address = advertised(settings)
     store = await asyncio.to_thread(
-        lambda: AdapterStore.open(settings.adapters_dir, quota=settings.disk_quota, holder=settings.name or address)
+        lambda: AdapterStore.open(
+            settings.adapters_dir, quota=settings.disk_quota, holder=settings.name or socket.gethostname()
+        )
     )
     stack.callback(store.close)
-    identity = take_identity(store, steady_clock())
-    session = await stack.enter_async_context(aiohttp.ClientSession())
     metrics = Metrics()
-    engine = VllmEngine(session, settings, steady_clock)
-    watch = EngineWatch(engine, steady_clock, interval=settings.engine_interval, up_window=settings.engine_up_window)
-    capacity = Capacity(settings, watch)
+    if settings.backend == "kubernetes":
+        platform = await _kubernetes_platform(settings, store, metrics, stack)
+    else:
+        platform = _standalone_platform(settings, store)
+    return await _start_agent(platform, store, metrics, stack)
+
+
+def _standalone_platform(settings: Settings, store: AdapterStore) -> Platform:
+    address = advertised(settings)
+    identity = take_identity(store, steady_clock())
+    name = settings.name or address
     backend = StandaloneBackend(
         manifests=settings.manifests,
         seeds=settings.seeds,
-        name=settings.name or address,
+        name=name,
         address=address,
         zone=settings.zone,
         state=store,
         clock=steady_clock,
     )
-    peers = PolledPeers(
-        pool=settings.pool, uid=identity.uid, members=lambda: backend.view().members, clock=steady_clock
+    head = Head(
+        uid=identity.uid,
+        generation=identity.generation,
+        name=name,
+        pool=settings.pool,
+        address=address,
+        zone=settings.zone,
+        labels=dict(settings.labels),
+        sidecar=__version__,
     )
+    return Platform(settings=settings, head=head, backend=backend)
+
+
+async def _kubernetes_platform(
+    settings: Settings, store: AdapterStore, metrics: Metrics, stack: AsyncExitStack
+) -> Platform:
+    # Here, because a standalone agent has no use for them.
+    from sidecar.edges.kubernetes.api import in_cluster
+    from sidecar.edges.kubernetes.backend import KubernetesBackend, Place
+    from sidecar.edges.kubernetes.board import manager
+
+    api, me = await in_cluster()
+    stack.push_async_callback(api.close)
+    pod = await _own_pod(settings, api, me, store, metrics)
+    pool = settings.service or pod.pool
+    if not pool:
+        raise ValueError(
+            f"pod {me.namespace}/{me.pod} belongs to no pool: label its template {POOL}: NAME, or give --service"
+        )
+    port = parse_listen(settings.listen)[1]
+    backend = KubernetesBackend(
+        api=api,
+        me=me,
+        place=Place(namespace=settings.namespace or me.namespace, service=pool, pool=pool, port=port),
+        pod=pod,
+        state=store,
+        clock=steady_clock,
+        allow_http=settings.allow_http,
+        crd_grace=settings.crd_grace,
+    )
+    identity = take_identity(store, steady_clock(), me.uid)
+    head = Head(
+        uid=me.uid,
+        generation=identity.generation,
+        name=me.pod,
+        pool=pool,
+        address=join_address(pod.ip, port) if pod.ip else "",
+        labels=pod.own_labels,
+        sidecar=__version__,
+    )
+
+    def loops(agent: Reconciler) -> Sequence[Loop]:
+        announcer = Announcer(agent, backend, backend.labels, steady_clock)
+        writer = StatusWriter(agent, backend, steady_clock, manager=manager(pool))
+
+        def look_again() -> None:
+            announcer.wake()
+            writer.wake()
+
+        agent.still_routed, agent.on_step = announcer.still_routed, look_again
+        return (
+            Loop("announce", announcer.run, lambda: announcer.beat),
+            Loop("status", writer.run, lambda: writer.beat),
+        )
+
+    told = pod.engine
+    if told is not None and settings.engine_url == DEFAULT_ENGINE and not told.socket:
+        settings = structs.replace(settings, engine_url=f"http://127.0.0.1:{told.port}")
+    log.info("pod_identified", namespace=me.namespace, pod=me.pod, uid=me.uid, node=me.node, pool=pool)
+    key = told.api_keys[0] if told is not None and told.api_keys else ""
+    return Platform(settings=settings, head=head, backend=backend, engine_args=told, engine_key=key, loops=loops)
+
+
+async def _own_pod(settings: Settings, api: Api, me: PodIdentity, store: AdapterStore, metrics: Metrics) -> OwnPod:
+    """The own pod, as it was last known while the API server is away. Shows why as long as there is neither."""
+    from sidecar.edges.kubernetes.backend import read_own_pod, saved_pod
+    from sidecar.edges.kubernetes.trouble import problem
+
+    view = WaitingView(me.pod, me.uid)
+    server = Server(view, metrics, settings.listen)
+    failures = 0
+    try:
+        while True:
+            try:
+                return await read_own_pod(api, me)
+            except EdgeError as error:
+                saved = saved_pod(store, me.uid)
+                if saved is not None:
+                    log.warning("own_pod_from_state", error=str(error))
+                    return saved
+                trouble = problem(f"pod {me.pod}", error, me, me.namespace)
+            if trouble != view.problem:
+                log.warning("own_pod_unreadable", message=trouble.message)
+            view.problem = trouble
+            if not failures:
+                await server.start()
+            failures += 1
+            await asyncio.sleep(POD_AGAIN.delay(failures, random.random()))
+    finally:
+        if failures:
+            await server.stop()
+
+
+async def _start_agent(
+    platform: Platform, store: AdapterStore, metrics: Metrics, stack: AsyncExitStack
+) -> list[asyncio.Task[None]]:
+    """Everything that is the same on every platform."""
+    settings, backend, head = platform.settings, platform.backend, platform.head
+    session = await stack.enter_async_context(aiohttp.ClientSession())
+    engine = VllmEngine(session, settings, steady_clock, platform.engine_key)
+    watch = EngineWatch(engine, steady_clock, interval=settings.engine_interval, up_window=settings.engine_up_window)
+    capacity = Capacity(settings, watch, platform.engine_args)
+    peers = PolledPeers(pool=head.pool, uid=head.uid, members=lambda: backend.view().members, clock=steady_clock)
     fetcher = OriginFetcher(
         settings,
         store,
@@ -147,16 +312,7 @@ async def _start(settings: Settings, stack: AsyncExitStack) -> list[asyncio.Task
     )
     stack.push_async_callback(fetcher.close)
     agent = Reconciler(
-        head=Head(
-            uid=identity.uid,
-            generation=identity.generation,
-            name=settings.name or address,
-            pool=settings.pool,
-            address=address,
-            zone=settings.zone,
-            labels=dict(settings.labels),
-            sidecar=__version__,
-        ),
+        head=head,
         backend=backend,
         peers=peers,
         engine=engine,
@@ -178,6 +334,13 @@ async def _start(settings: Settings, stack: AsyncExitStack) -> list[asyncio.Task
         fetch_concurrency=settings.fetch_concurrency,
     )
     peers.announce(agent.record)
+    loops = [
+        Loop("reconcile", agent.run, lambda: agent.beat),
+        Loop("engine", lambda: watch.run(agent.wake), lambda: watch.beat),
+        Loop("backend", lambda: backend.run(agent.wake)),
+        Loop("peers", lambda: peers.run(agent.wake)),
+        *platform.loops(agent),
+    ]
 
     def problems() -> Sequence[Problem]:
         contradiction = engine.contradiction
@@ -191,16 +354,11 @@ async def _start(settings: Settings, stack: AsyncExitStack) -> list[asyncio.Task
         backend,
         steady_clock,
         ready_timeout=settings.ready_timeout,
-        beats=lambda: {"reconcile": agent.beat, "engine": watch.beat},
+        beats=lambda: {loop.name: loop.beat() for loop in loops if loop.beat},
         more_problems=problems,
     )
     server = Server(view, metrics, settings.listen)
     await server.start()
     stack.push_async_callback(server.stop)
     create = asyncio.get_running_loop().create_task
-    return [
-        create(agent.run(), name="reconcile"),
-        create(watch.run(agent.wake), name="engine"),
-        create(backend.run(agent.wake), name="backend"),
-        create(peers.run(agent.wake), name="peers"),
-    ]
+    return [create(loop.run(), name=loop.name) for loop in loops]

@@ -96,6 +96,9 @@ class BackendView(Frozen, frozen=True, kw_only=True):
     members: tuple[Member, ...] | None = None
     members_fresh: bool = False
     steering: Steering = Steering()
+    # What spec.workers selects this worker by, and host:port of its agent; None and "": as told at the start.
+    labels: dict[str, str] | None = None
+    address: str = ""
     problems: tuple[Problem, ...] = ()
 
 

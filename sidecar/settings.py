@@ -43,6 +43,8 @@ class Settings(Frozen, frozen=True, kw_only=True):
     insecure_gossip: bool = False
     # Seconds from the engine's first answer after which /readyz answers 200 anyway; 0 never gates.
     ready_timeout: float = 120.0
+    # Kubernetes: seconds for which adapters that are missing after their CRD was gone stay as they were.
+    crd_grace: float = 600.0
     log_format: Literal["json", "console"] = "json"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

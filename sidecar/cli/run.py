@@ -109,6 +109,7 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str | None, str], ...] = (
     ("service", str, "NAME", "Kubernetes: the pool's headless Service (default: the pod's pool label)"),
     ("namespace", str, "NAME", "Kubernetes: where the adapters are (default: the pod's own)"),
     ("ready_timeout", seconds, "SECONDS", "ready at last so long after the engine's first answer; 0: at once (120)"),
+    ("crd_grace", seconds, "SECONDS", "Kubernetes: missing adapters stay so long after their CRD was away (600)"),
     ("fetch_concurrency", whole, "N", "adapters fetched at a time (default: 4)"),
     ("log_format", one_of("json", "console"), "FORMAT", "json or console (default: json)"),
     (

@@ -70,13 +70,13 @@ MAX_ANSWER = 64 * 1024
 class VllmEngine:
     """`ports.Engine` for one vLLM server. Safe for concurrent use: at a time one call per name, and one load in all."""
 
-    def __init__(self, session: aiohttp.ClientSession, settings: Settings, clock: Clock) -> None:
-        """Raises ValueError for an unusable `settings.engine_url`."""
+    def __init__(self, session: aiohttp.ClientSession, settings: Settings, clock: Clock, api_key: str = "") -> None:
+        """`api_key` serves where no file is named. Raises ValueError for an unusable `settings.engine_url`."""
         self._session = session
         self._settings = settings
         self._clock = clock
         self._url = base_url(settings.engine_url)
-        self._key = EngineKey(settings.engine_api_key_file)
+        self._key = EngineKey(settings.engine_api_key_file, api_key)
         self._turns = Turns()
         self._contradictions = Contradictions()
         self._listed: Models | None = None

@@ -16,16 +16,18 @@ class EngineKey:
     A file that vanishes after it has been read once (a Secret being swapped) leaves the last key in force.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, known: str = "") -> None:
+        """`known` is the key that serves when no file is given."""
         self._path = path
         self._stamp: tuple[int, int, int] | None = None
-        self._key = ""
+        self._key = "" if path else known
 
     def header(self) -> dict[str, str]:
         """The Authorization header, empty without a key. Raises EngineRefused if there is no usable key in the file."""
-        if not self._path:
+        if self._path:
+            self._refresh()
+        if not self._key:
             return {}
-        self._refresh()
         return {"Authorization": f"Bearer {self._key}"}
 
     def redact(self, text: str) -> str:

@@ -22,6 +22,7 @@ from sidecar.ports import Backend, Clock, EdgeError, Report
 log = structlog.get_logger()
 
 SPACING = 1.0
+LONGEST_NAP = 10.0
 RETRY = Backoff(first=1.0, cap=60.0)
 
 
@@ -61,8 +62,9 @@ class Announcer:
         earliest = 0.0
         while True:
             await self._awakened()
-            if (wait := earliest - self._clock()) > 0:
-                await asyncio.sleep(wait)
+            while (wait := earliest - self._clock()) > 0:
+                await asyncio.sleep(min(wait, LONGEST_NAP))
+                self.beat = self._clock()
             self._wake.clear()
             try:
                 written = await self._publish()
@@ -82,7 +84,7 @@ class Announcer:
         while not self._wake.is_set():
             self.beat = self._clock()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), 10.0)
+                await asyncio.wait_for(self._wake.wait(), LONGEST_NAP)
         self.beat = self._clock()
 
     async def _publish(self) -> bool:

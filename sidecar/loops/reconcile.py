@@ -208,6 +208,8 @@ class Reconciler:
         now = self._clock()
         self.head = sight.own_head(
             self.head,
+            labels=view.labels if view.labels is not None else self.head.labels,
+            address=view.address or self.head.address,
             base_models=self._base_models,
             capacity=steering.capacity if steering.capacity is not None else self._capacity(),
             foreign=foreign,

@@ -123,6 +123,7 @@ class StatusWriter:
         own = {e.adapter: e for e in agent.record.entries}
         self._desks = {a.key: self._desks.get(a.key) or _Desk(since=self._clock()) for a in mine}
         for adapter in mine:
+            self.beat = self._clock()
             seen = self._board.status_seen(adapter.key)
             if seen is not None:
                 status = aggregate(

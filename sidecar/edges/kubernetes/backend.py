@@ -22,6 +22,7 @@ from sidecar.edges.kubernetes.members import MemberList
 from sidecar.edges.kubernetes.pod import OwnPod, PodWatch, own_pod
 from sidecar.edges.kubernetes.trouble import problem
 from sidecar.edges.kubernetes.watch import Pace, Sink, Watch
+from sidecar.edges.seeds import join_address
 from sidecar.model import Adapter, Frozen, Member, Problem
 from sidecar.ports import BackendView, Clock, EdgeError, Report, StatusSeen, Store
 
@@ -119,6 +120,8 @@ class KubernetesBackend:
                 members=self._members.members,
                 members_fresh=self._members.fresh,
                 steering=self._pod.steering,
+                labels=self.pod.own_labels if self.pod else None,
+                address=join_address(self.pod.ip, self._place.port) if self.pod and self.pod.ip else "",
                 problems=(
                     *self._adapters.problems,
                     *self._members.problems,

@@ -192,4 +192,3 @@ class PodWatch:
 
 def _whole(text: str) -> int | None:
     return int(text) if text.strip().isdecimal() and len(text.strip()) <= 6 else None
-
