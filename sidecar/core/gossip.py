@@ -183,6 +183,12 @@ class Gossip:
         """A message has come from this agent's own UID: its own, sent to a seed that is itself, or a twin's."""
         self.membership.hear(Claim(sender.uid, sender.generation, 0, Standing.ALIVE, 0), sender.uid, now)
 
+    def outdated(self, answer: SyncAnswer, sender: Party, now: float) -> None:
+        """`sender` doesn't listen to this process, and says what later one it knows."""
+        for claim in answer.claims:
+            if claim.uid == self.me.uid:
+                self.membership.hear(claim, sender.uid, now, sync=True)
+
     def ask(self, uid: str) -> Talk | None:
         """A conversation that reads that agent's record afresh, from itself; None for one that isn't known."""
         member = self.members.by_uid.get(uid)

@@ -9,7 +9,7 @@ from sidecar.core.antientropy import Conversation
 from sidecar.core.gossip import Effect, Gossip, Send
 from sidecar.core.keyring import Keyring
 from sidecar.core.liveness import Rng, Timing
-from sidecar.core.messages import decode_answer, decode_message, decode_request, encode
+from sidecar.core.messages import SyncAnswer, decode_answer, decode_message, decode_request, encode
 from sidecar.core.wire import Drop, Dropped, Gate, HttpAnswer, HttpRequest, Opened, Party, body_hash
 from sidecar.model import Frozen
 
@@ -102,39 +102,58 @@ class Speaker:
         self._follow()
         return self._answer(opened, 200, answer, wall)
 
-    def admit(self, header: str, request: HttpRequest, now: float, wall: float) -> Opened | int:
-        """Check any request of a peer before its body is read; else the status of the answer.
+    def admit(self, header: str, request: HttpRequest, now: float, wall: float) -> Opened | Outcome:
+        """Check any request of a peer before its body is read; else the answer that refuses it.
 
-        403 for what isn't authentic, 421 for a request from this very agent: a seed that is itself.
+        403 for what isn't authentic, 421 for a request from this very agent (a seed that is itself), and a signed 409
+        for an agent whose generation is behind what is known of it, so that it can rise above that.
         """
         opened = self.gate.check_request(header, request, wall)
         if isinstance(opened, Opened):
             self.skewed.pop(opened.sender.uid, None)
             return opened
         self._note(opened, now)
+        if opened.reason is Drop.STALE and opened.sender is not None:
+            member = self.gossip.members.by_uid.get(opened.sender.uid)
+            known = (member.claim(),) if member is not None else ()
+            return self._answer(opened, 409, encode(SyncAnswer(claims=known)), wall)
         myself = opened.sender == self.gate.me
         self._echoes += myself
-        return 421 if myself else 403
+        return Outcome(status=421 if myself else 403)
 
     def outcome(self, call: Call, outcome: Outcome, now: float, wall: float) -> Call | None:
         """What came of a call: the next one of its conversation, None when that is over."""
-        answer = HttpAnswer(status=outcome.status)
-        opened = self.gate.check_answer(outcome.header, call.nonce, answer, wall) if outcome.status == 200 else None
-        if isinstance(opened, Dropped):
-            self._note(opened, now)
-        right = isinstance(opened, Opened) and call.talk.to.uid in ("", opened.sender.uid)
-        if isinstance(opened, Opened) and right and self.gate.proved(opened, outcome.body):
-            found = decode_answer(outcome.body)
-            if found is not None:
-                following = self.gossip.answered(call.talk, found, opened.sender, now)
-                self._follow()
-                return None if following is None else self._call(call.talk, encode(following), call.timeout, wall)
-            self.gate.dropped[Drop.MALFORMED] += 1
+        sender, answer = self._checked(call, outcome, now, wall)
+        if sender is not None and answer is not None and outcome.status == 200:
+            following = self.gossip.answered(call.talk, answer, sender, now)
+            self._follow()
+            return None if following is None else self._call(call.talk, encode(following), call.timeout, wall)
+        if sender is not None and answer is not None:
+            self.gossip.outdated(answer, sender, now)
+            self._follow()
         if outcome.status == 421 and self._echoes:
             self._echoes -= 1
             self.gossip.found_at[call.address] = self.gate.me.uid
         self.gossip.unanswered(call.talk, now)
         return None
+
+    def _checked(
+        self, call: Call, outcome: Outcome, now: float, wall: float
+    ) -> tuple[Party, SyncAnswer] | tuple[None, None]:
+        """Who answered and what, if it is authentic and from whom it should be."""
+        if outcome.status not in (200, 409):
+            return None, None
+        opened = self.gate.check_answer(outcome.header, call.nonce, HttpAnswer(status=outcome.status), wall)
+        if isinstance(opened, Dropped):
+            self._note(opened, now)
+            return None, None
+        if call.talk.to.uid not in ("", opened.sender.uid) or not self.gate.proved(opened, outcome.body):
+            return None, None
+        answer = decode_answer(outcome.body)
+        if answer is None:
+            self.gate.dropped[Drop.MALFORMED] += 1
+            return None, None
+        return opened.sender, answer
 
     def ask(self, uid: str, wall: float) -> Call | None:
         """A call that reads that agent's record afresh; None for one that isn't known."""
@@ -155,7 +174,7 @@ class Speaker:
         header, nonce = self.gate.sign_request(talk.to, SYNC, body, wall)
         return Call(address=talk.address, header=header, body=body, timeout=timeout, nonce=nonce, talk=talk)
 
-    def _answer(self, opened: Opened, status: int, body: bytes, wall: float) -> Outcome:
+    def _answer(self, opened: Opened | Dropped, status: int, body: bytes, wall: float) -> Outcome:
         header = self.gate.sign_answer(opened, HttpAnswer(status=status), body_hash(body), wall)
         return Outcome(status=status, header=header, body=body)
 

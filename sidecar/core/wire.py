@@ -83,6 +83,7 @@ class Drop(StrEnum):
     WRONG_ADDRESSEE = "wrong addressee"
     SELF = "self"  # this agent's own UID as the sender: reflected, or a twin
     REPLAY = "replay"
+    STALE = "stale"  # from an earlier process of its sender, or from one that must rise above that
     CLOCK = "clock"  # further off than the window
 
 
@@ -129,11 +130,12 @@ class Opened(Frozen, frozen=True):
 
 
 class Dropped(Frozen, frozen=True):
-    """A message that doesn't count. `sender` and `skew` (seconds, ahead is positive) are known for an authentic one."""
+    """A message that doesn't count. The rest is known for an authentic one; `skew` in seconds, ahead is positive."""
 
     reason: Drop
     sender: Party | None = None
     skew: float = 0.0
+    nonce: int = 0
 
 
 class _Envelope(msgspec.Struct, frozen=True, array_like=True):
@@ -255,9 +257,11 @@ class Gate:
             found = Dropped(Drop.MALFORMED, found.sender)
         return self._judge(found)
 
-    def sign_answer(self, request: Opened, answer: HttpAnswer, digest: bytes, wall: float) -> str:
+    def sign_answer(self, request: Opened | Dropped, answer: HttpAnswer, digest: bytes, wall: float) -> str:
         """The authentication header of the answer; `digest` is the `body_hash` of its body, or UNCOVERED."""
-        frame = self._frame(Kind.ANSWER, request.sender, wall, request.nonce, digest, _covered_answer(answer))
+        """Check an answer to the request that had `nonce`; a drop is counted. Sender and body are judged by the caller."""
+            Kind.ANSWER, request.sender or Party(""), wall, request.nonce, digest, _covered_answer(answer)
+        )
         return base64.urlsafe_b64encode(frame).decode()
 
     def check_answer(self, header: str, nonce: int, answer: HttpAnswer, wall: float) -> Opened | Dropped:
@@ -342,19 +346,22 @@ class Gate:
 
     def _judge(self, found: Opened | Dropped) -> Opened | Dropped:
         """Count a drop, and take the nonce of what is not one."""
-        if isinstance(found, Opened) and not self._fresh(found.sender, found.nonce):
-            found = Dropped(Drop.REPLAY, found.sender)
+        reason = self._spent(found.sender, found.nonce) if isinstance(found, Opened) else None
+        if isinstance(found, Opened) and reason is not None:
+            found = Dropped(reason, found.sender, 0.0, found.nonce)
         return self._drop(found) if isinstance(found, Dropped) else found
 
-    def _fresh(self, sender: Party, nonce: int) -> bool:
-        """True once. A new process of the sender begins anew; what an old one sent is stale for ever."""
+    def _spent(self, sender: Party, nonce: int) -> Drop | None:
+        """None once. A new process of the sender begins anew; what an old one sent is stale for ever."""
         window = self._windows.pop(sender.uid, None)
         if window is None and len(self._windows) >= MAX_SENDERS:
             del self._windows[next(iter(self._windows))]  # the one not heard for longest
         if window is None or sender.generation > window.generation:
             window = _Window(sender.generation)
         self._windows[sender.uid] = window
-        return sender.generation == window.generation and window.take(nonce)
+        if sender.generation != window.generation:
+            return Drop.STALE
+        return None if window.take(nonce) else Drop.REPLAY
 
     def _drop(self, dropped: Dropped) -> Dropped:
         self.dropped[dropped.reason] += 1

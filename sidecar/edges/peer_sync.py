@@ -25,8 +25,8 @@ _TYPE = "application/msgpack"
 class SyncSide(Protocol):
     """What answers sync requests."""
 
-    def admit(self, header: str, request: HttpRequest) -> Opened | int:
-        """Check a request before its body is read: who sent it, or the status of a refusal."""
+    def admit(self, header: str, request: HttpRequest) -> Opened | Outcome:
+        """Check a request before its body is read: who sent it, or the answer that refuses it."""
 
     def answer(self, opened: Opened, body: bytes) -> Outcome:
         """The signed answer to an admitted request."""
@@ -44,16 +44,16 @@ def routes(gossip: SyncSide) -> list[web.RouteDef]:
             range=request.headers.get("Range", ""),
         )
         opened = gossip.admit(request.headers.get(AUTH_HEADER, ""), asked)
-        if isinstance(opened, int):
-            return _refused(opened)
+        if isinstance(opened, Outcome):
+            return refused(opened)
         async with gate:
             try:
                 async with asyncio.timeout(READ_SECONDS):
                     body = await read_bounded(request.content, MAX_SYNC_BODY)
             except TimeoutError:
-                return _refused(408)
+                return refused(Outcome(status=408))
             if body is None:
-                return _refused(413)
+                return refused(Outcome(status=413))
             outcome = gossip.answer(opened, body)
         headers = {AUTH_HEADER: outcome.header, "Content-Type": _TYPE}
         return web.Response(body=outcome.body, status=outcome.status, headers=headers)
@@ -115,8 +115,8 @@ async def read_bounded(content: aiohttp.StreamReader, limit: int) -> bytes | Non
     return b"".join(parts)
 
 
-def _refused(status: int) -> web.Response:
+def refused(outcome: Outcome) -> web.Response:
     """Whoever isn't let in learns nothing, and its body stays unread."""
-    response = web.Response(status=status, body=b"")
+    response = web.Response(status=outcome.status, body=outcome.body, headers={AUTH_HEADER: outcome.header})
     response.force_close()
     return response

@@ -198,9 +198,11 @@ class GossipPeers:
 
     # What the HTTP server asks
 
-    def admit(self, header: str, request: HttpRequest) -> Opened | int:
-        """Check a request of a peer before its body is read: who sent it, or the status of a refusal."""
-        return self.speaker.admit(header, request, self._clock(), self._wall())
+    def admit(self, header: str, request: HttpRequest) -> Opened | Outcome:
+        """Check a request of a peer before its body is read: who sent it, or the answer that refuses it."""
+        found = self.speaker.admit(header, request, self._clock(), self._wall())
+        self._after()
+        return found
 
     def answer(self, opened: Opened, body: bytes) -> Outcome:
         """The signed answer to an admitted sync request."""

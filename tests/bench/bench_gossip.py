@@ -200,7 +200,7 @@ async def agent(pool: str) -> None:
     later: list[GossipPeers] = []
 
     class Side:
-        def admit(self, header: str, request: HttpRequest) -> Opened | int:
+        def admit(self, header: str, request: HttpRequest) -> Opened | Outcome:
             return later[0].admit(header, request)
 
         def answer(self, opened: Opened, body: bytes) -> Outcome:
@@ -314,9 +314,9 @@ async def main() -> None:
     head = ["pool", "in B/s", "out B/s", "datagrams/s", "HTTP B/s", "CPU %", "VmRSS MiB", "joined after s"]
     text = (
         f"{table(head, rows)}\n\n"
-        f"UDP payloads and HTTP bodies with headers, of one worker over {options.seconds:.0f} s; {ADAPTERS} adapters in "
-        "each record; CPU of one core.\nMemory is of a process with the gossip and its HTTP server alone. Joined: from the "
-        "start of the process until it had\nevery record."
+        f"UDP payloads and HTTP bodies with headers, of one worker over {options.seconds:.0f} s; {ADAPTERS} adapters\n"
+        "in each record; CPU of one core. Memory is of a process with the gossip and its HTTP server alone.\n"
+        "Joined: from the start of the process until it had every record."
     )
     print(text)
     if options.record:

@@ -256,8 +256,8 @@ class Pool:
         def reply(other: Agent) -> list[Out]:
             wall = self.now + other.wall_offset
             opened = other.speaker.admit(call.header, SYNC, self.now, wall)
-            if isinstance(opened, int):
-                outcome = Outcome(status=opened)
+            if isinstance(opened, Outcome):
+                outcome = opened
             else:
                 outcome = other.speaker.request(opened, call.body, self.now, wall)
             if network.passes(other.address, agent.address) and self.now - begun < call.timeout:

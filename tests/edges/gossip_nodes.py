@@ -113,18 +113,18 @@ class Nodes:
         port = runner.addresses[0][1]
         wire = Wire(UdpEndpoint("127.0.0.1", port))
         members = tuple(Member(name=node.name, address=node.address) for node in self.all[:1] if not alone)
-        peers = GossipPeers(
-            uid=uid or f"uid-of-{name}",
-            generation=int(time.time()),
-            pool=pool,
-            keys=file.load() if file else keys,
-            new_keys=file.changed if file else None,
-            datagrams=wire,
-            client=HttpSync(),
-            members=lambda: members,
-            clock=time.time,
-            **options,  # type: ignore[arg-type]
-        )
+        fixed: dict[str, object] = {
+            "uid": uid or f"uid-of-{name}",
+            "generation": int(time.time()),
+            "pool": pool,
+            "keys": file.load() if file else keys,
+            "new_keys": file.changed if file else None,
+            "datagrams": wire,
+            "client": HttpSync(),
+            "members": lambda: members,
+            "clock": time.time,
+        }
+        peers = GossipPeers(**(fixed | options))  # type: ignore[arg-type]  # a test may replace any of them
         later.append(peers)
         node = Node(name, uid or f"uid-of-{name}", f"127.0.0.1:{port}", peers, wire)
         node.runner = runner
