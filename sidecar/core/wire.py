@@ -259,13 +259,13 @@ class Gate:
 
     def sign_answer(self, request: Opened | Dropped, answer: HttpAnswer, digest: bytes, wall: float) -> str:
         """The authentication header of the answer; `digest` is the `body_hash` of its body, or UNCOVERED."""
-        """Check an answer to the request that had `nonce`; a drop is counted. Sender and body are judged by the caller."""
+        frame = self._frame(
             Kind.ANSWER, request.sender or Party(""), wall, request.nonce, digest, _covered_answer(answer)
         )
         return base64.urlsafe_b64encode(frame).decode()
 
     def check_answer(self, header: str, nonce: int, answer: HttpAnswer, wall: float) -> Opened | Dropped:
-        """Check an answer to the request that had `nonce`; a drop is counted. Sender and body are yet to be judged."""
+        """Check an answer to the request that had `nonce`; a drop is counted. The caller judges sender and body."""
         found = self._unframe(_header(header), _covered_answer(answer), wall)
         if isinstance(found, Opened) and found.kind is not Kind.ANSWER:
             found = Dropped(Drop.MALFORMED, found.sender)
