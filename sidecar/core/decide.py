@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sidecar.model import Adapter, Decision, Listing
+from sidecar.model import Adapter, Decision, Listing, RemoteFile
 
 
 def better(left: Decision | None, right: Decision | None) -> Decision | None:
@@ -46,9 +46,11 @@ def same_content(listing: Listing, decision: Decision) -> bool:
 
     Without any ETag a listing can't tell new content from old: then it counts as different.
     """
-    if not decision.listing:
+    return same_files(listing.files, decision.listing)
+
+
+def same_files(now: tuple[RemoteFile, ...], before: tuple[RemoteFile, ...]) -> bool:
+    """Whether two lists name the same content; without any ETag that can't be told."""
+    if not before or any(not f.etag for f in now):
         return False
-    if any(not f.etag for f in listing.files):
-        return False
-    key = {(f.path, f.size, f.etag) for f in listing.files}
-    return key == {(f.path, f.size, f.etag) for f in decision.listing}
+    return {(f.path, f.size, f.etag) for f in now} == {(f.path, f.size, f.etag) for f in before}

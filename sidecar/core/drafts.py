@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sidecar.core.cacheguard import CacheGuard
-from sidecar.core.memory import FOREVER, Retry, refused_revision
+from sidecar.core.memory import FOREVER, Retry, refused_revision, trial
 from sidecar.core.poison import rejected
 from sidecar.core.world import Action, Load, Plan, Status, World
 from sidecar.model import Adapter, Decision, State
@@ -103,6 +103,9 @@ class Draft:
         if refused and not message and decision is not None and decision.revision == refused:
             retry = self.world.memory.retries.get(adapter.key)
             message = retry.message if retry else "the engine refused newer content; this revision goes on serving"
+        looked = trial(self.world.memory, adapter)
+        if looked is not None and not message:
+            message = f"looking for new content failed, this revision goes on serving: {looked.message}"
         self.say(
             adapter.key, State.LOADED, adapter.served_name,
             revision=revision, message=message, routed=True,
@@ -157,8 +160,9 @@ class Draft:
         avoid = self.world.memory.avoid.get(adapter.key)
         if avoid is None or avoid.source_id != adapter.source_id:
             return False
-        if decision is not None and avoid.revision and avoid.revision != decision.revision:
-            return False
+        permanent = avoid.until >= FOREVER
+        if decision is not None and avoid.revision != decision.revision and (avoid.revision or permanent):
+            return False  # it was other content: what the pool decides on is an adapter
         self.wake(avoid.until)
         return self.world.now < avoid.until
 
@@ -185,6 +189,8 @@ class Draft:
         retry = self.world.memory.retries.get(adapter.key)
         if retry is None or retry.input not in (adapter.source_id, f"{adapter.source_id}@{revision}"):
             return None
+        if retry.rejected and revision and retry.input == adapter.source_id:
+            return None  # it was other content: what the pool decides on is an adapter
         return retry
 
     def first_in_rank(self, key: str) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sidecar.model import Adapter, Decision, Frozen, Suspicion
+from sidecar.model import Adapter, Decision, Frozen, Listing, Suspicion
 
 
 class LoadedOnce(Frozen, frozen=True):
@@ -43,6 +43,20 @@ class Refused(Frozen, frozen=True):
 
     source_id: str
     revision: str
+
+
+class Trial(Frozen, frozen=True):
+    """A look for new content that failed; what is decided on goes on serving.
+
+    `failures` in a row, `not_before` when to look again. `listing`: what was found to be no adapter, and isn't read
+    again as long as it is still the same.
+    """
+
+    source_id: str
+    message: str
+    failures: int
+    not_before: float
+    listing: Listing | None = None
 
 
 class Quarantine(Frozen, frozen=True):
@@ -81,6 +95,7 @@ class Memory(msgspec.Struct):
     previous: dict[str, str] = {}
     refused: dict[str, Refused] = {}
     gone: dict[str, int] = {}
+    trials: dict[str, Trial] = {}
     suspicions: list[Suspicion] = []
     quarantine: dict[str, Quarantine] = {}
     attempts: list[Attempt] = []
@@ -98,6 +113,12 @@ class Memory(msgspec.Struct):
     loaded_at: dict[str, float] = {}
     large: dict[str, int] = {}
     no_reset: set[str] = set()
+
+
+def trial(memory: Memory, adapter: Adapter) -> Trial | None:
+    """The last look for new content behind the adapter's present source, if it failed."""
+    found = memory.trials.get(adapter.key)
+    return found if found is not None and found.source_id == adapter.source_id else None
 
 
 def refused_revision(memory: Memory, adapter: Adapter) -> str:

@@ -12,10 +12,12 @@ from sidecar.core.memory import (
     Memory,
     Refused,
     Retry,
+    Trial,
     refused_revision,
+    trial,
 )
 from sidecar.core.retry import Backoff
-from sidecar.model import Adapter, Decision
+from sidecar.model import Adapter, Decision, Listing
 
 # A transient fault clears in seconds; a wrong prefix or a missing permission takes a person.
 FETCH = Backoff(first=1.0, factor=2.0, cap=300.0)
@@ -54,12 +56,35 @@ def _avoid(memory: Memory, adapter: Adapter, revision: str, now: float) -> None:
 
 
 def rejected(memory: Memory, adapter: Adapter, revision: str, message: str) -> None:
-    """Permanent until the spec or the content changes."""
+    """Permanent until the spec or the content changes. `revision` "" if the content has none yet."""
     input_ = f"{adapter.source_id}@{revision}" if revision else adapter.source_id
     memory.retries[adapter.key] = Retry(
         input=input_, failures=FAILURES_TO_AVOID, not_before=FOREVER, message=message, rejected=True
     )
     memory.avoid[adapter.key] = Avoid(source_id=adapter.source_id, revision=revision, until=FOREVER)
+
+
+def trial_failed(
+    memory: Memory, adapter: Adapter, message: str, listing: Listing | None, now: float, unit_random: float
+) -> None:
+    """Looking for new content failed: no matter for what is decided on. `listing`: it is no adapter, as long as this is
+    what the origin holds."""
+    old = trial(memory, adapter)
+    failures = old.failures + 1 if old else 1
+    memory.refreshed[adapter.source_id] = now
+    memory.trials[adapter.key] = Trial(
+        source_id=adapter.source_id,
+        message=message,
+        failures=failures,
+        not_before=now + DENIED.delay(failures, unit_random),
+        listing=listing,
+    )
+
+
+def nothing_new(memory: Memory, adapter: Adapter, now: float) -> None:
+    """The origin holds what is decided on."""
+    memory.refreshed[adapter.source_id] = now
+    memory.trials.pop(adapter.key, None)
 
 
 def fetched(memory: Memory, adapter: Adapter, decision: Decision, now: float) -> None:
@@ -69,6 +94,7 @@ def fetched(memory: Memory, adapter: Adapter, decision: Decision, now: float) ->
         memory.decisions[decision.source_id] = best
     memory.refreshed[decision.source_id] = now
     memory.gone.pop(adapter.key, None)
+    memory.trials.pop(adapter.key, None)
     memory.large.pop(adapter.key, None)
     retry = memory.retries.get(adapter.key)
     # Failures to load the very same revision outlive a new fetch of it.
@@ -149,7 +175,8 @@ def engine_restarted(memory: Memory, process: str | None) -> None:
 
 def forget(memory: Memory, live: dict[str, Adapter], now: float, keep_files: float) -> None:
     """Drop what belongs to adapters or waits that are no more. `live` must be a fresh list, by key."""
-    for table in (memory.avoid, memory.retries, memory.previous, memory.refused, memory.gone, memory.large):
+    tables = (memory.avoid, memory.retries, memory.previous, memory.refused, memory.gone, memory.trials, memory.large)
+    for table in tables:
         for key in [k for k in table if k not in live]:
             del table[key]
     for key, adapter in live.items():
@@ -159,6 +186,10 @@ def forget(memory: Memory, live: dict[str, Adapter], now: float, keep_files: flo
         avoid = memory.avoid.get(key)
         if avoid is not None and avoid.source_id != adapter.source_id:
             del memory.avoid[key]
+        if not refused_revision(memory, adapter):
+            memory.refused.pop(key, None)
+        if trial(memory, adapter) is None:
+            memory.trials.pop(key, None)
     sources = {a.source_id for a in live.values()}
     memory.decisions = {s: d for s, d in memory.decisions.items() if s in sources}
     memory.refreshed = {s: t for s, t in memory.refreshed.items() if s in sources}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from sidecar.core import handover, update
 from sidecar.core.drafts import QUARANTINED, Draft, wanted_revision
+from sidecar.core.memory import trial
 from sidecar.core.poison import suspected
 from sidecar.core.world import Fetch, Load, Plan, Unload, World
 from sidecar.model import Adapter, Decision, Listing, State
@@ -160,28 +161,24 @@ def _fetch_decided(key: str, decision: Decision) -> Fetch:
 def _refresh_due(draft: Draft, adapter: Adapter, decision: Decision | None) -> Fetch | None:
     """A new look at the origin, by the first in rank alone: on time, or when nobody can have the decided bytes."""
     world, key = draft.world, adapter.key
-    if decision is None or key in world.busy_fetches or draft.first_in_rank(key) != world.me:
+    if key in world.busy_fetches or draft.first_in_rank(key) != world.me or adapter.source.digest is not None:
         return None
-    if adapter.source.digest is not None:
+    looked, refresh = trial(world.memory, adapter), decision.refresh + 1 if decision else 0
+    if decision is not None and draft.bytes_are_gone(key, decision):
+        due, compare = looked.not_before if looked else 0.0, None
+    elif adapter.source.refresh_seconds > 0 and (decision or looked):
+        due, compare = world.memory.refreshed.get(adapter.source_id, 0.0) + adapter.source.refresh_seconds, decision
+    else:
         return None
-    if draft.bytes_are_gone(key, decision):
-        return Fetch(key=key, refresh=decision.refresh + 1)
-    every = adapter.source.refresh_seconds
-    if every <= 0:
-        return None
-    due = world.memory.refreshed.get(decision.source_id, 0.0) + every
     if world.now < due:
         draft.wake(due)
         return None
-    return Fetch(key=key, refresh=decision.refresh + 1, compare=decision)
+    return Fetch(key=key, refresh=refresh, compare=compare, trial=True)
 
 
 def _refresh(draft: Draft, adapter: Adapter) -> None:
     action = _refresh_due(draft, adapter, draft.world.decisions.get(adapter.key))
-    retry = draft.retry(adapter, "")
-    if retry is not None and draft.world.now < retry.not_before:
-        return
-    if action is not None:
+    if action is not None and draft.world.settled:
         draft.act(action)
 
 

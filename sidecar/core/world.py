@@ -74,7 +74,8 @@ class Fetch(Frozen, frozen=True, kw_only=True):
 
     `listing` None: read it from the origin first. `expected`: the only revision to accept. `limit`: bytes above which
     the pool's decision is waited for. `compare`: a refresh, nothing to do if the listing is still this one.
-    `refresh`: the number that the resulting decision gets.
+    `refresh`: the number that the resulting decision gets. `trial`: a look for new content, of no matter for what is
+    decided on if it fails.
     """
 
     key: str
@@ -83,6 +84,7 @@ class Fetch(Frozen, frozen=True, kw_only=True):
     expected: str | None = None
     limit: int | None = None
     compare: Decision | None = None
+    trial: bool = False
 
 
 class Load(Frozen, frozen=True, kw_only=True):

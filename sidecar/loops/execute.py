@@ -10,8 +10,8 @@ from typing import Any
 import structlog
 
 from sidecar.core import outcome
-from sidecar.core.decide import same_content
-from sidecar.core.memory import Memory
+from sidecar.core.decide import same_content, same_files
+from sidecar.core.memory import Memory, trial
 from sidecar.core.retry import Backoff
 from sidecar.core.world import Action, Fetch, Load, Swap, Unload
 from sidecar.loops.engine_watch import EngineWatch
@@ -263,16 +263,16 @@ class Executor:
 
     async def _fetch_once(self, action: Fetch, adapter: Adapter) -> None:
         began = self._clock()
-        revision = action.expected or ""
+        listing = action.listing
         try:
-            listing = action.listing or await self._fetcher.listing(adapter)
+            listing = listing or await self._fetcher.listing(adapter)
             if self._settled_already(action, adapter, listing):
                 return
             fetched = await self._fetcher.fetch(adapter, listing, action.expected, self._progress(action.key))
         except AdapterRejected as error:
             self._meter.fetched("rejected", self._clock() - began)
             log.warning("adapter_rejected", adapter=adapter.key, error=str(error))
-            outcome.rejected(self._memory, adapter, revision, str(error))
+            self._content_rejected(action, adapter, str(error), listing)
         except EdgeError as error:
             self._meter.fetched(_result(error), self._clock() - began)
             self._fetch_failed(action, adapter, error)
@@ -287,7 +287,11 @@ class Executor:
     def _settled_already(self, action: Fetch, adapter: Adapter, listing: Listing) -> bool:
         """No download needed: the refresh found nothing new, or the content is big and another decides about it."""
         if action.compare is not None and same_content(listing, action.compare):
-            self._memory.refreshed[adapter.source_id] = self._clock()
+            outcome.nothing_new(self._memory, adapter, self._clock())
+            return True
+        looked = trial(self._memory, adapter) if action.trial else None
+        if looked is not None and looked.listing is not None and same_files(listing.files, looked.listing.files):
+            outcome.trial_failed(self._memory, adapter, looked.message, listing, self._clock(), self._rng.random())
             return True
         if action.limit is not None and listing.size > action.limit:
             self._memory.large[adapter.key] = listing.size
@@ -295,8 +299,10 @@ class Executor:
         return False
 
     def _decision(self, action: Fetch, adapter: Adapter, listing: Listing, revision: str) -> Decision:
+        """New content, or the same behind other ETags: then the new list is the one to compare with next time."""
         old = action.compare
-        refresh = old.refresh if old is not None and old.revision == revision else action.refresh
+        same = old is not None and (old.revision, old.listing) == (revision, listing.files)
+        refresh = old.refresh if old is not None and same else action.refresh
         return Decision(
             source_id=adapter.source_id,
             refresh=refresh,
@@ -312,10 +318,17 @@ class Executor:
 
         return note
 
+    def _content_rejected(self, action: Fetch, adapter: Adapter, message: str, listing: Listing | None) -> None:
+        """New content that is no adapter says nothing against what is decided on."""
+        if not action.trial:
+            outcome.rejected(self._memory, adapter, action.expected or "", message)
+        if action.expected is None:
+            outcome.trial_failed(self._memory, adapter, message, listing, self._clock(), self._rng.random())
+
     def _fetch_failed(self, action: Fetch, adapter: Adapter, error: EdgeError) -> None:
         log.warning("adapter_fetch_failed", adapter=adapter.key, uri=adapter.source.uri, error=str(error))
-        if action.compare is not None:
-            self._memory.refreshed[adapter.source_id] = self._clock()
+        if action.trial:
+            outcome.trial_failed(self._memory, adapter, str(error), None, self._clock(), self._rng.random())
             return
         if isinstance(error, OriginChanged):
             self._memory.gone[adapter.key] = action.refresh
