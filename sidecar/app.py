@@ -249,7 +249,7 @@ async def _kubernetes_platform(
             announcer.wake()
             writer.wake()
 
-        agent.still_routed, agent.on_step = announcer.still_routed, look_again
+        agent.platform_routes, agent.on_step = announcer.routes, look_again
         return (
             Loop("announce", announcer.run, lambda: announcer.beat),
             Loop("status", writer.run, lambda: writer.beat),

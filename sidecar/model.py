@@ -184,6 +184,8 @@ class Entry(Frozen, frozen=True, kw_only=True):
     refused: Sha = ""
     # The origin no longer has the bytes of the pool's decision: the first in rank decides anew.
     gone: bool = False
+    # Loaded, but the platform doesn't send its traffic here yet: nobody else may go on account of it.
+    hidden: bool = False
     decision: Decision | None = None
     bytes_done: int = 0
     bytes_total: int = 0

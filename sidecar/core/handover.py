@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sidecar.core.placement import Assignment
 from sidecar.core.world import Peer, World
-from sidecar.model import Adapter, State
+from sidecar.model import Adapter, Entry, State
 
 
 def loaded_elsewhere(world: World, key: str, name: str, fresh_after: float) -> bool:
@@ -13,7 +13,7 @@ def loaded_elsewhere(world: World, key: str, name: str, fresh_after: float) -> b
     if peer is None or not _speaks(peer, fresh_after):
         return False
     entry = peer.entries.get(key)
-    return entry is not None and entry.state == State.LOADED
+    return entry is not None and _serves(entry)
 
 
 def has_wanted(world: World, key: str, name: str, wanted: str | None, fresh_after: float) -> bool:
@@ -22,9 +22,13 @@ def has_wanted(world: World, key: str, name: str, wanted: str | None, fresh_afte
     if peer is None or not _speaks(peer, fresh_after):
         return False
     entry = peer.entries.get(key)
-    if entry is None or entry.state != State.LOADED:
+    if entry is None or not _serves(entry):
         return False
     return wanted is None or entry.revision == wanted or entry.refused == wanted
+
+
+def _serves(entry: Entry) -> bool:
+    return entry.state == State.LOADED and not entry.hidden
 
 
 def _speaks(peer: Peer, fresh_after: float) -> bool:

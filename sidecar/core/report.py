@@ -20,9 +20,11 @@ def entries(
     decisions: Mapping[str, Decision],
     memory: Memory,
     now: float,
+    shown: frozenset[str] | None = None,
 ) -> tuple[Entry, ...]:
     """The record's entries, one for each adapter that this worker has something to say about.
 
+    `shown` are the served names that the platform sends here; None where there is no such platform.
     `since` stays while state and revision stay. Progress in bytes is not told: it would change the record each moment.
     """
     result = []
@@ -41,6 +43,7 @@ def entries(
                 message=status.message[:MESSAGE_LIMIT],
                 avoid=status.avoid,
                 refused=refused_revision(memory, adapter) if adapter else "",
+                hidden=shown is not None and status.routed and status.served_name not in shown,
                 gone=decision is not None and memory.gone.get(key) == decision.refresh,
                 decision=decision if decision is not None and decision.listing else None,
             )

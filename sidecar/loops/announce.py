@@ -44,7 +44,7 @@ class Announcer:
         self._rng = rng or random.Random()
         self._spacing, self._retry = spacing, retry
         self._wake = asyncio.Event()
-        self._still: frozenset[str] | None = None
+        self._routes: frozenset[str] | None = None
         self._done: tuple[Record, frozenset[str], Mapping[str, str]] | None = None
         self.beat = clock()
 
@@ -52,9 +52,9 @@ class Announcer:
         """Something about this worker may have changed."""
         self._wake.set()
 
-    def still_routed(self) -> frozenset[str] | None:
-        """Served names whose traffic the platform may still send here; None: not known yet."""
-        return self._still
+    def routes(self) -> frozenset[str] | None:
+        """Served names whose traffic the platform sends here, by the last patch that was answered; None: unknown."""
+        return self._routes
 
     async def run(self) -> None:
         """Announce for ever."""
@@ -104,9 +104,9 @@ class Announcer:
         self._tell(frozenset(s.served_name for s in plan.statuses.values() if s.routed) if known else None)
         return written
 
-    def _tell(self, still: frozenset[str] | None) -> None:
-        if still != self._still:
-            self._still = still
+    def _tell(self, routes: frozenset[str] | None) -> None:
+        if routes != self._routes:
+            self._routes = routes
             self._agent.wake()
 
     def _base_model(self) -> str:

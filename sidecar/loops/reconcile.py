@@ -86,8 +86,8 @@ class Reconciler:
         self.roster: sight.Roster | None = None
         self.adapters: dict[str, Adapter] = {}
         self.withdrawn: dict[str, float] = {}
-        # Served names whose traffic the platform may still send here; None: unknown. Standalone there is no platform.
-        self.still_routed: Callable[[], frozenset[str] | None] = frozenset
+        # Served names whose traffic the platform sends here, None: unknown; standalone there is no such platform.
+        self.platform_routes: Callable[[], frozenset[str] | None] | None = None
         # Called after each pass: who shows this worker elsewhere looks again.
         self.on_step: Callable[[], None] = lambda: None
         self.wanted_first: frozenset[str] | None = None
@@ -275,7 +275,8 @@ class Reconciler:
 
     def _tell(self, world: World, plan_: Plan) -> None:
         before = {e.adapter: e for e in self.record.entries}
-        told = entries(self.adapters, plan_.statuses, before, world.decisions, self.memory, world.now)
+        shown = (self.platform_routes() or frozenset()) if self.platform_routes else None
+        told = entries(self.adapters, plan_.statuses, before, world.decisions, self.memory, world.now, shown)
         suspicions = tuple(self.memory.suspicions)
         if (self.record.head, self.record.entries, self.record.suspicions) != (self.head, told, suspicions):
             self.record = Record(head=self.head, version=self.record.version + 1, entries=told, suspicions=suspicions)
@@ -288,7 +289,7 @@ class Reconciler:
 
     def _note_withdrawals(self, statuses: Mapping[str, Status], world: World) -> None:
         """Names that the world no longer gets from us, and since when. The record is read from this moment on."""
-        still = self.still_routed()
+        still = self.platform_routes() if self.platform_routes else frozenset()
         routed = {s.served_name for s in statuses.values() if s.routed}
         gone = [n for n in world.owned if n not in routed and still is not None and n not in still]
         fresh = {n: self.withdrawn.get(n, world.now) for n in gone}
