@@ -234,7 +234,7 @@ class Story:
         """What the message of a held update asks for, one engine after the other."""
         for worker in list(self.pool.workers.values()):
             if worker.engine.version == "0.30.0":
-                await asyncio.sleep(15)
+                await asyncio.sleep(70)  # an engine that ends sooner after a load counts as killed by it
                 self.watch.excuse(60)
                 worker.engine.kill()
                 worker.engine.start()

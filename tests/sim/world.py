@@ -142,7 +142,7 @@ class SimEngine:
         return None
 
     async def in_flight(self) -> frozenset[str] | None:
-        return None
+        return frozenset() if self.up else None
 
 
 @dataclass
