@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import shlex
 import signal
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-from sidecar.cli.demo_plan import BASE, MAX_WORKERS, Cast, Options, Unusable, as_adapter, generated, given
+from sidecar.cli.demo_plan import MAX_WORKERS, Options, Unusable
+from sidecar.cli.demo_stage import Stage
 
 OK, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 
@@ -41,6 +38,7 @@ def add_parser(commands: Any) -> None:
         help="run the story on these real engines, two at least; the last one joins later. They need"
         " --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, and --adapters",
     )
+    parser.add_argument("--engine-api-key-file", metavar="FILE", help="a file with the engines' API key")
     parser.add_argument(
         "--adapters",
         metavar="PATH,PATH,…",
@@ -60,8 +58,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """0: every step went well. 1: one failed. 2: it could not begin. 130: interrupted."""
     try:
-        options = options_from(args)
-        return asyncio.run(_demo(options))
+        return asyncio.run(_demo(options_from(args)))
     except Unusable as error:
         print(f"lora-sidecar demo: {error}", file=sys.stderr)
         return UNUSABLE
@@ -70,14 +67,7 @@ def run(args: argparse.Namespace) -> int:
 def options_from(args: argparse.Namespace) -> Options:
     """The options, checked. Raises Unusable."""
     urls = tuple(url.strip().rstrip("/") for url in (args.engine_url or "").split(",") if url.strip())
-    if args.engine_url is not None and len(set(urls)) < 2:
-        raise Unusable("--engine-url: at least two different engines are needed: URL,URL; one of them joins later")
-    if urls and args.workers is not None:
-        raise Unusable("--workers and --engine-url exclude each other: there is a worker for each engine")
-    if urls and not args.adapters:
-        raise Unusable("--adapters: with --engine-url name at least 3 adapters for the engines' base model")
-    if args.adapters and not urls:
-        raise Unusable("--adapters goes with --engine-url; the stand-in engines have adapters of their own")
+    _check_engines(args, urls)
     workers = 3 if args.workers is None else args.workers
     if not 1 <= workers <= MAX_WORKERS:
         raise Unusable(f"--workers: {workers} is not from 1 to {MAX_WORKERS}")
@@ -91,10 +81,27 @@ def options_from(args: argparse.Namespace) -> Options:
         keep=args.keep,
         plain=args.plain,
         engine_urls=urls,
+        engine_api_key_file=args.engine_api_key_file or "",
         adapters=tuple(part.strip() for part in (args.adapters or "").split(",") if part.strip()),
         work_dir=args.work_dir or "",
         patience=args.patience,
     )
+
+
+def _check_engines(args: argparse.Namespace, urls: tuple[str, ...]) -> None:
+    if args.engine_url is None:
+        if args.adapters or args.engine_api_key_file:
+            flag = "--adapters" if args.adapters else "--engine-api-key-file"
+            raise Unusable(f"{flag} goes with --engine-url; the stand-in engines need none")
+        return
+    if len(set(urls)) < 2 or len(set(urls)) < len(urls):
+        raise Unusable("--engine-url: at least two different engines are needed: URL,URL; one of them joins later")
+    if wrong := [url for url in urls if not url.startswith(("http://", "https://"))]:
+        raise Unusable(f"--engine-url: {wrong[0]!r} is no URL; for example http://127.0.0.1:8000")
+    if args.workers is not None:
+        raise Unusable("--workers and --engine-url exclude each other: there is a worker for each engine")
+    if not args.adapters:
+        raise Unusable("--adapters: with --engine-url name at least 3 adapters for the engines' base model")
 
 
 async def _demo(options: Options) -> int:
@@ -110,168 +117,15 @@ async def _demo(options: Options) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, interrupt)
-    stage = _Stage(options)
+    stage = Stage(options)
     try:
-        return await stage.play()
+        return OK if await stage.play() else FAILED
     except asyncio.CancelledError:
         if not asked.is_set():
             raise
-        return stage.verdict if stage.verdict is not None else INTERRUPTED
+        if stage.verdict is None:
+            print("lora-sidecar demo: interrupted; ending everything", file=sys.stderr)
+            return INTERRUPTED
+        return OK if stage.verdict else FAILED
     finally:
         await stage.clear()
-
-
-class _Stage:
-    """Everything that has to be cleared away again."""
-
-    def __init__(self, options: Options) -> None:
-        self._options = options
-        self._root: Path | None = None
-        self._session: Any = None
-        self._pool: Any = None
-        self._eyes: Any = None
-        self._cast: Cast | None = None
-        self._screen: Any = None
-        # The story's result, once it is over: what the exit status is, however --keep ends.
-        self.verdict: int | None = None
-
-    async def play(self) -> int:
-        """The story, and with --keep what comes after."""
-        import aiohttp
-
-        from sidecar.cli.demo_look import Eyes
-        from sidecar.cli.demo_pool import Pool
-        from sidecar.cli.demo_screen import make_screen
-        from sidecar.cli.demo_story import Story
-        from sidecar.cli.demo_watch import Watch
-
-        options = self._options
-        self._session = aiohttp.ClientSession()
-        self._eyes = eyes = Eyes(self._session)
-        base = await self._base_model()
-        root = self._make_root()
-        self._cast = cast = given(options.adapters) if options.adapters else generated(root / "origin")
-        for item in cast.items:
-            as_adapter(item, base)
-        pool = self._pool = Pool(root, options, base, options.capacity or len(cast.items) + 1)
-        watch = Watch(pool, eyes, lambda snapshot, requests: self._screen.show(snapshot, requests))
-        story = Story(pool, cast, eyes, watch, options.patience)
-        self._screen = make_screen(pool, story.steps(), cast.items, plain=options.plain)
-        watching = asyncio.create_task(watch.run())
-        telling = asyncio.create_task(self._tell(story, watch))
-        try:
-            await asyncio.wait((watching, telling), return_when=asyncio.FIRST_COMPLETED)
-            if watching.done():
-                watching.result()  # it never ends by itself: this raises
-            return telling.result()
-        finally:
-            for task in (watching, telling):
-                task.cancel()
-            await asyncio.gather(watching, telling, return_exceptions=True)
-
-    async def clear(self) -> None:
-        """End the processes, take the adapters from engines that stay, delete the files."""
-        if self._screen is not None:
-            self._screen.close()
-        if self._pool is not None:
-            self._pool.end()
-            if not self._pool.own_engines:
-                await self._unload_all()
-        if self._session is not None:
-            await self._session.close()
-        if self._root is not None:
-            from sidecar.edges.filesystem import FileSystem, remove_tree
-
-            remove_tree(FileSystem(), self._root)
-
-    def _make_root(self) -> Path:
-        try:
-            self._root = Path(
-                tempfile.mkdtemp(prefix="lora-sidecar-demo-", dir=self._options.work_dir or None)
-            ).resolve()
-            self._root.chmod(0o755)  # engines may run as another user
-        except OSError as error:
-            raise Unusable(f"no directory for the demo can be made: {error}; choose another --work-dir") from error
-        return self._root
-
-    async def _base_model(self) -> str:
-        """What the engines serve. Raises Unusable if they don't answer, or not alike."""
-        from sidecar.cli.demo_look import NoAnswer
-
-        if not self._options.engine_urls:
-            return BASE
-        try:
-            found = {url: await self._eyes.base_model(url) for url in self._options.engine_urls}
-        except NoAnswer as error:
-            raise Unusable(f"--engine-url: {error}") from error
-        if len(set(found.values())) > 1:
-            different = ", ".join(f"{url} serves {model}" for url, model in found.items())
-            raise Unusable(f"--engine-url: one pool serves one base model, but {different}")
-        return str(found[self._options.engine_urls[0]])
-
-    async def _tell(self, story: Any, watch: Any) -> int:
-        verdict = self.verdict = await self._steps(story, watch)
-        if self._options.keep:
-            watch.items = []
-            self._screen.say(self._invitation())
-            await asyncio.Event().wait()
-        return verdict
-
-    async def _steps(self, story: Any, watch: Any) -> int:
-        from sidecar.cli.demo_check import StepFailed
-        from sidecar.cli.demo_screen import diagnosis
-
-        began, failures, steps = time.monotonic(), 0, story.steps()
-        for number, step in enumerate(steps, 1):
-            started = time.monotonic()
-            self._screen.begin(number, step)
-            try:
-                seen = await story.run(step)
-            except StepFailed as error:
-                self._screen.failed(number)
-                text = diagnosis(number, len(steps), step.title, time.monotonic() - started, error)
-                if self._options.keep:
-                    self._screen.say(text)
-                else:
-                    self._screen.close()
-                    print(text, file=sys.stderr, flush=True)
-                return FAILED
-            failures += len(watch.tally.failures)
-            self._screen.done(number, time.monotonic() - started, seen)
-        self._screen.say(
-            f"All {len(steps)} steps went well, in {time.monotonic() - began:.0f} s. Of {watch.requests} requests"
-            f" {failures} failed, all of them to what had just been killed."
-        )
-        return OK
-
-    def _invitation(self) -> str:
-        pool, worker = self._pool, self._pool.present[0]
-        item = self._cast.items[-1] if self._cast else None
-        name, served = (item.name, item.served_name) if item else ("", "")
-        body = f'{{"model": "{served}", "prompt": "Hello", "max_tokens": 8}}'
-        lines = ["", "Everything runs on until Ctrl-C. The whole pool as a web page, from any of its agents:"]
-        lines += [f"  {w.name}: http://{w.address}/   engine {w.engine_url}   {_pids(w)}" for w in pool.present]
-        lines += [
-            f"Manifests: {pool.manifests} (edit, add or delete files there)",
-            "Try:",
-            f"  lora-sidecar explain {name} --address {worker.address}",
-            f"  curl -s {worker.engine_url}/v1/models",
-            f"  curl -s {worker.engine_url}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}",
-            f"  sed -i 's/strategy: .*/strategy: all/; /percentage: /d' {pool.manifests}/{name}.yaml",
-            f"  kill -9 {worker.agent.pid}",
-        ]
-        return "\n".join(lines)
-
-    async def _unload_all(self) -> None:
-        """Leave engines that aren't ours as they were; one that doesn't answer is left alone."""
-        from sidecar.cli.demo_look import NoAnswer
-
-        snapshot = await self._eyes.look(self._pool.workers)
-        for worker in self._pool.workers:
-            for name in snapshot.of(worker).served or ():
-                with contextlib.suppress(NoAnswer):
-                    await self._eyes.unload(worker.engine_url, name)
-
-
-def _pids(worker: Any) -> str:
-    return ", ".join(f"{child.what.rpartition(' ')[2]} {child.pid}" for child in worker.children())

@@ -23,10 +23,15 @@ class StepFailed(Exception):
         self.logs = tuple(logs)
 
 
-def targets(items: Iterable[Item], members: Iterable[Worker], base_model: str, capacity: int) -> Targets:
-    """Where placement puts the adapters; `members` that aren't present count for percentages only."""
+def targets(
+    items: Iterable[Item], members: Iterable[Worker], base_model: str, capacity: int, without: Worker | None = None
+) -> Targets:
+    """Where placement puts the adapters; `members` that aren't present, and `without`, count for percentages only."""
     adapters = [as_adapter(item, base_model) for item in items]
-    workers = [placement.Worker(name=w.name, base_models=(base_model,), room=capacity, up=w.present) for w in members]
+    workers = [
+        placement.Worker(name=w.name, base_models=(base_model,), room=capacity, up=w.present and w is not without)
+        for w in members
+    ]
     return {key: found.targets for key, found in placement.place(adapters, workers).items()}
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from sidecar.core.manifest import API_VERSION, KIND, InvalidManifest, parse_adapter
 from sidecar.edges.sample_adapter import write_adapter
 from sidecar.model import Adapter
@@ -35,6 +37,7 @@ class Options:
     keep: bool = False
     plain: bool = False
     engine_urls: tuple[str, ...] = ()
+    engine_api_key_file: str = ""
     adapters: tuple[str, ...] = ()
     work_dir: str = ""
     patience: float = 40.0
@@ -48,6 +51,7 @@ class Item:
     served_name: str
     uri: str
     distribution: dict[str, Any]
+    priority: int = 0
 
     @property
     def key(self) -> str:
@@ -78,12 +82,9 @@ class Cast:
     updated: Item
     new_uri: str
 
-    @property
-    def deleted(self) -> Item:
-        """The one that goes at the end: it is on every worker."""
-        return self.items[0]
 
-
+# Where room is scarce, the two that the story is about get it.
+_PRIORITIES = {0: 10, 1: 20}
 _ALL: dict[str, Any] = {"strategy": "all"}
 _TWO: dict[str, Any] = {"strategy": "fixed", "replicas": 2}
 _THIRD: dict[str, Any] = {"strategy": "percentage", "percentage": 34}
@@ -101,9 +102,10 @@ _GENERATED = (
 def generated(origin: Path) -> Cast:
     """Six small adapters and a second version of one, written under `origin`: for the stub engines."""
     items = []
-    for name, served, distribution in _GENERATED:
+    for number, (name, served, distribution) in enumerate(_GENERATED):
         uri = write_adapter(origin / name / "v1", name, base=BASE).as_uri()
-        items.append(Item(name=name, served_name=served, uri=uri, distribution=distribution))
+        priority = _PRIORITIES.get(number, 0)
+        items.append(Item(name=name, served_name=served, uri=uri, distribution=distribution, priority=priority))
     new = write_adapter(origin / "sql-writer" / "v2", "sql-writer, improved", base=BASE)
     return Cast(items=tuple(items), updated=items[1], new_uri=new.as_uri())
 
@@ -125,7 +127,8 @@ def given(places: Sequence[str]) -> Cast:
     for number, uri in enumerate(shown):
         slug = _UNFIT.sub("-", uri.rstrip("/").rpartition("/")[2].lower()).strip("-")
         name = f"demo-{number + 1}-{slug}"[:63].rstrip("-")
-        items.append(Item(name=name, served_name=name, uri=uri, distribution=wishes[number % 3]))
+        wish, priority = wishes[number % 3], _PRIORITIES.get(number, 0)
+        items.append(Item(name=name, served_name=name, uri=uri, distribution=wish, priority=priority))
     return Cast(items=tuple(items), updated=items[1], new_uri=uris[-1])
 
 
@@ -154,6 +157,7 @@ def manifest(item: Item, base_model: str) -> dict[str, Any]:
             "servedName": item.served_name,
             "source": {"uri": item.uri},
             "distribution": item.distribution,
+            "priority": item.priority,
             # Short, so that the demo is; with clients that stream long answers it should outlast those.
             "drainSeconds": DRAIN_SECONDS,
             # On a vLLM that would keep cached prefixes of the old weights the update would else be held back.
@@ -164,8 +168,6 @@ def manifest(item: Item, base_model: str) -> dict[str, Any]:
 
 def write_manifest(directory: Path, item: Item, base_model: str) -> None:
     """Write or replace the item's manifest at once, as an editor does."""
-    import yaml
-
     path = directory / f"{item.name}.yaml"
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_text(yaml.safe_dump(manifest(item, base_model), sort_keys=False))

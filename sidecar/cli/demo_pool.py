@@ -8,10 +8,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import sidecar
 from sidecar.cli.demo_plan import BASE, Item, Options, write_manifest
 from sidecar.cli.demo_process import Child, end_all, free_ports
 
 HOST = "127.0.0.1"
+PYTHON = (sys.executable, "-P")
 
 
 class Worker:
@@ -59,6 +61,7 @@ class Pool:
         self.root = root
         self.base_model = base_model
         self.capacity = capacity
+        self._api_key_file = options.engine_api_key_file
         self.manifests = root / "manifests"
         self.manifests.mkdir()
         self._key = root / "gossip-key"
@@ -67,6 +70,9 @@ class Pool:
         # An installed program finds its bytecode; one that may not write any would compile all of it at each start.
         hidden = {"PYTHONDONTWRITEBYTECODE"} | {name for name in os.environ if name.startswith("LORA_SIDECAR_")}
         self._environment = {k: v for k, v in os.environ.items() if k not in hidden}
+        # This very code, from wherever it was started, and never something called sidecar in the current directory.
+        places = [str(Path(sidecar.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+        self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, places))
         count = len(options.engine_urls) or options.workers + 1
         ports = free_ports(count if options.engine_urls else 2 * count)
         urls = options.engine_urls or tuple(f"http://{HOST}:{port}" for port in ports[count:])
@@ -123,7 +129,7 @@ class Pool:
 
     def _engine(self, worker: Worker) -> Child:
         port = worker.engine_url.rpartition(":")[2]
-        command = [sys.executable, "-m", "sidecar.edges.stub_engine", "--host", HOST, "--port", port]
+        command = [*PYTHON, "-m", "sidecar.edges.stub_engine", "--host", HOST, "--port", port]
         command += ["--model", BASE, "--max-loras", str(self.capacity), "--max-cpu-loras", str(self.capacity)]
         return self._child(worker, "engine", command)
 
@@ -141,7 +147,9 @@ class Pool:
             "gossip-key-file": str(self._key),
             "log-format": "console",
         }
-        command = [sys.executable, "-m", "sidecar", "run"]
+        if self._api_key_file:
+            flags["engine-api-key-file"] = self._api_key_file
+        command = [*PYTHON, "-m", "sidecar", "run"]
         return self._child(worker, "agent", command + [part for k, v in flags.items() for part in (f"--{k}", v)])
 
     def _child(self, worker: Worker, what: str, command: list[str]) -> Child:

@@ -18,27 +18,57 @@ _LATE_SECONDS = 0.8 * DRAIN_SECONDS
 Law = Callable[[Snapshot], Sequence[str]]
 
 
+@dataclass(frozen=True)
+class Excuse:
+    """What a crash explains: failures at `worker`, and that nobody serves `adapters`, of which it had the only copy."""
+
+    worker: str
+    adapters: frozenset[str]
+
+
 @dataclass
 class Tally:
-    """What the clients met during one step. `gaps`: adapter -> seconds during which no agent said Loaded."""
+    """What the clients met during one step. `gaps`: adapter -> seconds during which no agent said Loaded.
 
-    requests: int = 0
+    `failures` are worker and text; `late` counts failures that this machine's own slowness explains.
+    """
+
     late: int = 0
-    failures: list[str] = field(default_factory=list)
+    failures: list[tuple[str, str]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     gaps: dict[str, float] = field(default_factory=dict)
     answers: dict[str, list[Answer]] = field(default_factory=dict)
 
-    def faults(self) -> list[str]:
-        """All that must not be in a planned step."""
-        gaps = [f"{name}: for {seconds:.1f} s no agent said Loaded" for name, seconds in self.gaps.items()]
-        return [*self.broken, *gaps, *self.failures]
+    def faults(self, excuse: Excuse | None) -> list[str]:
+        """All that must not be, in a planned step or beside a crash."""
+        gaps = {n: s for n, s in self.gaps.items() if excuse is None or n not in excuse.adapters}
+        failures = [text for worker, text in self.failures if excuse is None or worker != excuse.worker]
+        return [
+            *self.broken,
+            *(f"{name}: for {seconds:.1f} s no agent said Loaded" for name, seconds in gaps.items()),
+            *failures,
+        ]
 
     def hear(self, item: Item, answer: Answer) -> None:
         """Keep an answer that is unlike those before."""
         known = self.answers.setdefault(item.name, [])
         if all(answer.differs(other) for other in known):
             known.append(answer)
+
+
+@dataclass
+class Total:
+    """All requests of the story."""
+
+    requests: int = 0
+    failed: int = 0
+    late: int = 0
+
+    def summary(self) -> str:
+        """A sentence or two."""
+        failed = f"{self.failed} failed, all of them at what had just been killed" if self.failed else "none failed"
+        late = f" {self.late} came too late to tell: this machine was busy." if self.late else ""
+        return f"Of {self.requests} requests {failed}.{late}"
 
 
 class Watch:
@@ -48,12 +78,13 @@ class Watch:
     directly after the first, shows as well is counted.
     """
 
-    def __init__(self, pool: Pool, eyes: Eyes, shown: Callable[[Snapshot, int], None]) -> None:
+    def __init__(self, pool: Pool, eyes: Eyes) -> None:
         self.items: list[Item] = []
         self.law: Law | None = None
         self.tally = Tally()
-        self.requests = 0
-        self._pool, self._eyes, self._shown = pool, eyes, shown
+        self.total = Total()
+        self.shown: Callable[[Snapshot, int], None] = lambda snapshot, requests: None
+        self._pool, self._eyes = pool, eyes
         self._snapshot = Snapshot()
         self._news = asyncio.Event()
         self._gone_since: dict[str, float] = {}
@@ -95,10 +126,12 @@ class Watch:
         news.set()
         self._turn += 1
         await asyncio.gather(*(self._request(snapshot, item, tally) for item in items))
-        self._shown(snapshot, self.requests)
+        self.shown(snapshot, self.total.requests)
 
     @staticmethod
     def _nobody(snapshot: Snapshot, items: Sequence[Item]) -> set[str]:
+        if any(seen.record is None for seen in snapshot.seen.values()):
+            return set()  # an agent that is slow to answer may be the one that has it
         return {item.name for item in items if not snapshot.told(item)}
 
     def _note_gaps(self, tally: Tally, gone: set[str], now: float) -> None:
@@ -113,15 +146,17 @@ class Watch:
         if not told:
             return
         worker = self._worker(told[self._turn % len(told)])
-        tally.requests += 1
-        self.requests += 1
+        self.total.requests += 1
         try:
             answer = await self._eyes.complete(worker.engine_url, item.served_name)
         except NoAnswer as error:
             if time.monotonic() - snapshot.began > _LATE_SECONDS:
                 tally.late += 1
-            else:
-                tally.failures.append(f"{worker.name} said Loaded, but a request for {item.name} failed: {error}")
+                self.total.late += 1
+                return
+            self.total.failed += 1
+            text = f"{worker.name} said Loaded, but a request for {item.name} failed: {error}"
+            tally.failures.append((worker.name, text))
         else:
             tally.hear(item, answer)
 
