@@ -12,7 +12,7 @@ from sidecar.model import LABEL_PREFIX, Frozen
 Json = dict[str, Any]
 
 SIDECAR = "lora-sidecar"
-IMAGE = "ghcr.io/lora-sidecar/lora-sidecar"
+IMAGE = "lora-sidecar/lora-sidecar"
 ROLE = "lora-sidecar"
 POOL_LABEL = f"{LABEL_PREFIX}/pool"
 INJECTED = f"{LABEL_PREFIX}/injected"
