@@ -35,7 +35,7 @@ FILES = "files"
 Reuse = Callable[[str, Path], bool]
 """Links the content with this sha256 to this path, if it is on the disk already, and says whether it was."""
 
-_KNOWN_SHA256 = re.compile(r"sha256:([0-9a-f]{64})")
+_KNOWN_SHA256 = re.compile(r"sha256:([0-9a-f]{64})(@[^@]*)?")
 
 
 def known_sha256(file: RemoteFile) -> str:

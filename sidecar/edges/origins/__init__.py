@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,9 +13,8 @@ from sidecar.ports import AdapterRejected
 from sidecar.settings import Settings
 
 if TYPE_CHECKING:
-    import aiohttp
-
     from sidecar.edges.origins.s3 import S3Clients
+    from sidecar.edges.origins.web import Web
 
 BLOCK = 1024 * 1024
 """Bytes handed to a sink at a time: large enough that Python's cost per block vanishes beside copying and hashing."""
@@ -46,7 +44,7 @@ class Origins:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._s3: S3Clients | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._web: Web | None = None
 
     def open(self, uri: str, credentials: Mapping[str, str] | None = None) -> Origin:
         """The origin behind `uri`; `credentials`, a Secret's data, go before the process's. Raises AdapterRejected."""
@@ -64,16 +62,27 @@ class Origins:
 
                 self._s3 = self._s3 or S3Clients()
                 return S3Origin(source, self._s3, credentials or {})
-            case HttpSource() | HubSource():
-                raise AdapterRejected(f"{source}: no such origin")
+            case HttpSource():
+                from sidecar.edges.origins.http import HttpOrigin
+
+                return HttpOrigin(source, self._web_session(), credentials or {})
+            case HubSource():
+                from sidecar.edges.origins.hf import HubOrigin
+
+                return HubOrigin(source, self._web_session(), credentials or {})
 
     async def close(self) -> None:
         """Let go of connections."""
         if self._s3 is not None:
             self._s3.close()
-        if self._session is not None:
-            await self._session.close()
-            await asyncio.sleep(0)
+        if self._web is not None:
+            await self._web.close()
+
+    def _web_session(self) -> Web:
+        from sidecar.edges.origins.web import Web
+
+        self._web = self._web or Web()
+        return self._web
 
 
 def listing_of(files: Iterable[RemoteFile], where: str, *, archive: bool = False) -> Listing:
