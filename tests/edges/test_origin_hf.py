@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import os
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -133,3 +138,22 @@ async def test_what_no_hub_listed_is_not_read(hub: Hub) -> None:
         with pytest.raises(OriginChanged, match="not listed by a hub"):
             await origin.read(RemoteFile(path="x", size=1, etag=etag), 0, 1, lambda _: None)
     await origins.close()
+
+
+async def test_the_hubs_own_client_understands_the_stub(hub: Hub, tmp_path: Path) -> None:
+    hub.token = "hf_secret"
+    files = adapter("client") | {"sub/ü b.txt": b"text"}
+    commit = hub.commit("org/repo", files)
+    program = (
+        "import sys, huggingface_hub\n"
+        "print(huggingface_hub.snapshot_download('org/repo', cache_dir=sys.argv[1], token='hf_secret'))\n"
+    )
+    environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path)}
+    client = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, str(tmp_path), env=environment, stdout=PIPE, stderr=PIPE
+    )
+    out, err = await client.communicate()
+    assert client.returncode == 0, err.decode()
+    snapshot = Path(out.decode().strip().splitlines()[-1])
+    assert snapshot.name == commit
+    assert content(str(snapshot)) == files
