@@ -38,10 +38,19 @@ Pause = Callable[[float], Awaitable[None]]
 class Download:
     """Brings everything in `content` that is missing. `run` is called once."""
 
-    def __init__(self, content: PartialContent, read: ReadRange, slots: Slots, *, pause: Pause = asyncio.sleep) -> None:
+    def __init__(
+        self,
+        content: PartialContent,
+        read: ReadRange,
+        slots: Slots,
+        *,
+        where: str = "origin",
+        pause: Pause = asyncio.sleep,
+    ) -> None:
         self._content = content
         self._read = read
         self._slots = slots
+        self._where = where
         self._pause = pause
         self._under_way: set[_Part] = set()
 
@@ -100,12 +109,15 @@ class Download:
 
     async def _attempt(self, remote: RemoteFile, attempt: _Attempt) -> None:
         start = attempt.position
+        what = f"{self._where}: {remote.path}"
         try:
-            await self._slots.run(lambda: self._read(remote, start, attempt.stop, attempt), lambda: attempt.position)
+            await self._slots.run(
+                lambda: self._read(remote, start, attempt.stop, attempt), lambda: attempt.position, what
+            )
         finally:
             attempt.close()
         if attempt.position < attempt.stop:
-            raise OriginError(f"{remote.path}: {attempt.stop - attempt.position} bytes are missing from the answer")
+            raise OriginError(f"{what}: {attempt.stop - attempt.position} bytes are missing from the answer")
 
 
 class Closed(Exception):

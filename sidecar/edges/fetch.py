@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +16,7 @@ from sidecar.core.sources import shown
 from sidecar.edges.archive import unpack
 from sidecar.edges.content import OtherContent, Unverified, compare, compare_known, content_key
 from sidecar.edges.download import Download, ReadRange
+from sidecar.edges.flights import Flight, Present
 from sidecar.edges.inspection import inspect_adapter
 from sidecar.edges.jobs import Job, Waiter
 from sidecar.edges.origins import Origin, Origins, Sink, listing_of
@@ -38,7 +40,13 @@ LISTINGS_AT_ONCE = 16
 
 
 class PeerBytes(Protocol):
-    """Other workers as a source of bytes, asked before the origin."""
+    """Other workers as a source of bytes, asked before the origin, and as readers of what comes."""
+
+    def share(self, adapter: Adapter, listing: Listing, root: Path, present: Present) -> AbstractContextManager[Flight]:
+        """Let other workers read a download below `root`, while the context lasts and, if it ends well, a little on."""
+
+    def refuted(self, adapter: Adapter, listing: Listing) -> None:
+        """What has been read was wrong as a whole: those who gave it are not asked for it again."""
 
     async def read(
         self, adapter: Adapter, listing: Listing, file: RemoteFile, start: int, stop: int, sink: Sink
@@ -171,6 +179,7 @@ class OriginFetcher:
             try:
                 return await self._bring(key, job, adapter, listing, self._from_peers(origin, adapter, listing))
             except Unverified as error:
+                self._peers.refuted(adapter, listing)
                 log.warning("peers_bytes_refused", adapter=adapter.key, reason=str(error.reason))
         try:
             return await self._bring(key, job, adapter, listing, origin.read)
@@ -184,13 +193,14 @@ class OriginFetcher:
         await in_thread(partial(self._store.need, listing.size * (2 if listing.archive else 1), key))
         content = await uninterrupted(in_thread(partial(self._content, key, listing)), undo=PartialContent.close)
         try:
-            download = Download(content, read, self._slots)
-            already = download.bytes_done
-            reports = asyncio.create_task(job.report(download, listing.size))
-            try:
-                files = await download.run()
-            finally:
-                reports.cancel()
+            with self._shared(adapter, listing, content, read) as shared:
+                download = Download(content, shared, self._slots, where=shown(adapter.source.uri))
+                already = download.bytes_done
+                reports = asyncio.create_task(job.report(download, listing.size))
+                try:
+                    files = await download.run()
+                finally:
+                    reports.cancel()
         finally:
             await in_thread(content.close)
         finishing = in_thread(partial(self._finish, key, job, adapter, listing, files))
@@ -271,6 +281,22 @@ class OriginFetcher:
                 " Secrets: allow it, or give the pod an identity of its own"
             )
         return self._origins.open(adapter.source.uri, await self._credentials(adapter))
+
+    @contextmanager
+    def _shared(
+        self, adapter: Adapter, listing: Listing, content: PartialContent, read: ReadRange
+    ) -> Iterator[ReadRange]:
+        """`read`, whose bytes other workers can read in turn."""
+        if self._peers is None:
+            yield read
+            return
+        spans = {file.remote.path: [file.span(part) for part in file.done] for file in content.files}
+        with self._peers.share(adapter, listing, content.root, lambda file: spans[file.path]) as flight:
+
+            async def teed(file: RemoteFile, start: int, stop: int, sink: Sink) -> None:
+                await read(file, start, stop, flight.tee(file, start, sink))
+
+            yield teed
 
     def _from_peers(self, origin: Origin, adapter: Adapter, listing: Listing) -> ReadRange:
         peers = self._peers

@@ -28,18 +28,22 @@ class Slots:
         self._look = look_seconds
         self._give_up = give_up
 
-    async def run(self, transfer: Callable[[], Coroutine[Any, Any, T]], position: Callable[[], int]) -> T:
+    async def run(
+        self, transfer: Callable[[], Coroutine[Any, Any, T]], position: Callable[[], int], what: str = "transfer"
+    ) -> T:
         """Run `transfer` in a slot; `position` tells how far it is. Raises what it does; OriginError if it hangs."""
         async with self._slot() as give_back:
             task = asyncio.ensure_future(transfer())
             try:
-                return await self._watch(task, position, give_back)
+                return await self._watch(task, position, give_back, what)
             finally:
                 if not task.done():
                     task.cancel()
                     await asyncio.wait({task}, timeout=1)
 
-    async def _watch(self, task: asyncio.Future[T], position: Callable[[], int], give_back: Callable[[], None]) -> T:
+    async def _watch(
+        self, task: asyncio.Future[T], position: Callable[[], int], give_back: Callable[[], None], what: str
+    ) -> T:
         idle, before = 0.0, position()
         while True:
             done, _ = await asyncio.wait({task}, timeout=self._look)
@@ -51,7 +55,7 @@ class Slots:
             if idle:
                 give_back()
             if idle >= self._give_up:
-                raise OriginError(f"no byte for {idle:.0f} s")
+                raise OriginError(f"{what}: no byte for {idle:.0f} s")
 
     @contextlib.asynccontextmanager
     async def _slot(self) -> AsyncIterator[Callable[[], None]]:

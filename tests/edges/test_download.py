@@ -296,8 +296,8 @@ async def test_transfers_that_hang_give_their_slots_away() -> None:
 
 
 async def test_a_transfer_that_hangs_too_long_is_given_up() -> None:
-    with pytest.raises(OriginError, match="no byte"):
-        await Slots(1, look_seconds=0.01, give_up=0.02).run(forever, lambda: 0)
+    with pytest.raises(OriginError, match="the file: no byte"):
+        await Slots(1, look_seconds=0.01, give_up=0.02).run(forever, lambda: 0, "the file")
 
 
 async def test_a_transfer_that_moves_keeps_its_slot() -> None:

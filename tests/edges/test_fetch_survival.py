@@ -51,6 +51,7 @@ async def revision_by(process: asyncio.subprocess.Process) -> str:
     return out.decode().splitlines()[-1]
 
 
+@pytest.mark.slow
 async def test_killed_in_the_middle_it_fetches_no_part_again_that_was_whole(
     s3: S3Server, proxy: Proxy, tmp_path: Path
 ) -> None:
@@ -90,6 +91,42 @@ async def test_killed_at_any_moment_it_ends_with_the_same_content(s3: S3Server, 
     assert content(str(tmp_path / "adapters/revisions" / revision(files).removeprefix("sha256:"))) == files
     # Each kill may cost the parts that were under way, and no more.
     assert sum(asked.sent for asked in proxy.gets()) <= 150 * MIB + 8 * 4 * 33 * MIB
+
+
+LEAVING = """
+import asyncio, contextlib, sys
+from sidecar.edges.disk import AdapterStore
+from sidecar.edges.fetch import OriginFetcher
+from sidecar.settings import Settings
+from tests.edges.fetching import fetched, wanted
+
+async def main(root, uri):
+    fetcher = OriginFetcher(Settings(), AdapterStore.open(root))
+    fetching = asyncio.create_task(fetched(fetcher, wanted(uri)))
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    fetching.cancel()
+    await asyncio.wait({fetching})
+    await fetcher.close()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_an_origin_that_hangs_does_not_hold_up_the_exit(s3: S3Server, proxy: Proxy, tmp_path: Path) -> None:
+    uri = upload(s3, "hangs", adapter("hangs", weights_bytes=MIB))
+    never, reached = asyncio.Event(), asyncio.Event()
+    proxy.fault = lambda asked: Fault(after=1000, wait=never, then=reached.set) if "safetensors" in asked.path else None
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LEAVING, str(tmp_path / "adapters"), uri, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    await reached.wait()
+    assert process.stdin is not None
+    process.stdin.write(b"end\n")
+    started = time.monotonic()
+    assert await process.wait() == 0
+    # Without the measures against it, it takes the 20 s of the read's timeout.
+    assert time.monotonic() - started < 10
+    never.set()
 
 
 @pytest.fixture

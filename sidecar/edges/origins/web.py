@@ -13,7 +13,6 @@ from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.resolver import ThreadedResolver
 from yarl import URL
 
 from sidecar import __version__
@@ -25,6 +24,7 @@ from sidecar.ports import OriginChanged, OriginDenied, OriginError
 MAX_REDIRECTS = 5
 CONNECT_SECONDS = 5
 READ_SECONDS = 20
+_NUMERIC = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
@@ -33,22 +33,25 @@ class RefusedAddress(OSError):
 
 
 class GuardedResolver(AbstractResolver):
-    """Resolves names, and refuses link-local and metadata addresses whatever the name, at the moment of connecting."""
+    """Resolves names, and refuses link-local and metadata addresses whatever the name, at the moment of connecting.
 
-    def __init__(self) -> None:
-        self._inner = ThreadedResolver()
+    On threads that nobody waits for at the end: a dead name server would hold up the exit of the process.
+    """
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        found = await self._inner.resolve(host, port, family)
-        for one in found:
-            if refused_address(one["host"]):
-                raise RefusedAddress(f"{host} leads to {one['host']}, a link-local or metadata address")
-        return found
+        found = await in_thread(partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM))
+        for *_, address in found:
+            if refused_address(str(address[0])):
+                raise RefusedAddress(f"{host} leads to {address[0]}, a link-local or metadata address")
+        return [
+            ResolveResult(hostname=host, host=str(address[0]), port=port, family=kind, proto=proto, flags=_NUMERIC)
+            for kind, _, proto, _, address in found
+        ]
 
     async def close(self) -> None:
-        await self._inner.close()
+        """Nothing is held."""
 
 
 class Web:
@@ -177,7 +180,7 @@ def _next(url: URL, location: str, where: str) -> URL:
     try:
         target = url.join(_url(location))
     except ValueError:
-        raise OriginDenied(f"{where} redirects to {location[:200]!r}, which is no URL") from None
+        raise OriginDenied(f"{where} redirects to something that is no URL") from None
     if target.scheme not in ("http", "https") or not target.host:
         raise OriginDenied(f"{where} redirects to {target.scheme}://, which is no web address")
     if url.scheme == "https" and target.scheme == "http":
@@ -199,4 +202,6 @@ def _failure(error: aiohttp.ClientError, where: str) -> OriginError:
         return OriginDenied(f"{where}: the server's certificate is not trusted: {error.certificate_error}")
     if isinstance(error, aiohttp.InvalidURL):
         return OriginDenied(f"{where}: no valid URL")
-    return OriginError(f"{where}: {type(error).__name__}: {error}")
+    # As text, an error of this kind repeats the URL, whose query may be a signature.
+    text = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
+    return OriginError(f"{where}: {type(error).__name__}: {text}")
