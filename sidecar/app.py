@@ -213,7 +213,7 @@ async def _kubernetes_platform(
 
     api, me = await in_cluster()
     stack.push_async_callback(api.close)
-    pod = await _own_pod(settings, api, me, store, metrics)
+    pod, read_now = await _own_pod(settings, api, me, store, metrics)
     pool = settings.service or pod.pool
     if not pool:
         raise ValueError(
@@ -225,6 +225,7 @@ async def _kubernetes_platform(
         me=me,
         place=Place(namespace=settings.namespace or me.namespace, service=pool, pool=pool, port=port),
         pod=pod,
+        pod_read_now=read_now,
         state=store,
         clock=steady_clock,
         allow_http=settings.allow_http,
@@ -263,8 +264,13 @@ async def _kubernetes_platform(
     return Platform(settings=settings, head=head, backend=backend, engine_args=told, engine_key=key, loops=loops)
 
 
-async def _own_pod(settings: Settings, api: Api, me: PodIdentity, store: AdapterStore, metrics: Metrics) -> OwnPod:
-    """The own pod, as it was last known while the API server is away. Shows why as long as there is neither."""
+async def _own_pod(
+    settings: Settings, api: Api, me: PodIdentity, store: AdapterStore, metrics: Metrics
+) -> tuple[OwnPod, bool]:
+    """The own pod, and whether the API server says so; while it is away, the pod as it was last known.
+
+    Shows why it waits as long as there is neither.
+    """
     from sidecar.edges.kubernetes.backend import read_own_pod, saved_pod
     from sidecar.edges.kubernetes.trouble import problem
 
@@ -274,12 +280,12 @@ async def _own_pod(settings: Settings, api: Api, me: PodIdentity, store: Adapter
     try:
         while True:
             try:
-                return await read_own_pod(api, me)
+                return await read_own_pod(api, me), True
             except EdgeError as error:
                 saved = saved_pod(store, me.uid)
                 if saved is not None:
                     log.warning("own_pod_from_state", error=str(error))
-                    return saved
+                    return saved, False
                 trouble = problem(f"pod {me.pod}", error, me, me.namespace)
             if trouble != view.problem:
                 log.warning("own_pod_unreadable", message=trouble.message)

@@ -146,6 +146,7 @@ async def backend_of(
         me=me,
         place=Place(namespace=namespace, service=POOL, pool=POOL),
         pod=await read_own_pod(api, me) if read_pod else None,
+        pod_read_now=read_pod,
         state=state or MemoryState(),  # type: ignore[arg-type]  # the part of a Store that a backend uses
         clock=time.time,
         crd_grace=grace,

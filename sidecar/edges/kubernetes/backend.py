@@ -57,6 +57,7 @@ class KubernetesBackend:
         me: PodIdentity,
         place: Place,
         pod: OwnPod | None,
+        pod_read_now: bool = False,
         state: Store,
         clock: Clock,
         allow_http: bool = False,
@@ -64,7 +65,10 @@ class KubernetesBackend:
         pace: Pace | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """`pod` is what is known of the own pod at the start; `crd_grace` in seconds."""
+        """`pod` is what is known of the own pod at the start, by the API server if `pod_read_now`, else from the disk.
+
+        `crd_grace` is in seconds.
+        """
         self._api, self._me, self._place = api, me, place
         self._state, self._clock = state, clock
         self._rng = rng or random.Random()
@@ -97,6 +101,7 @@ class KubernetesBackend:
         self._pod = PodWatch(
             me=me,
             pod=pod,
+            read_now=pod_read_now,
             changed=self._changed,
             trouble=lambda error: problem(f"pod {me.pod}", error, me, me.namespace),
         )

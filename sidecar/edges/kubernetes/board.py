@@ -83,8 +83,6 @@ class Board:
         """See ports.StatusBoard. Taken by force from itself alone unless `force`."""
         path = f"/apis/{GROUP}/namespaces/{adapter.namespace}/adapters/{adapter.name}/status"
         metadata = {"name": adapter.name, "namespace": adapter.namespace}
-        if adapter.uid:
-            metadata["uid"] = adapter.uid
         body = msgspec.json.encode(_Applied(GROUP, "Adapter", metadata, status))
         try:
             await self._apply(path, body, force=force)

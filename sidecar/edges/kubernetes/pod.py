@@ -90,6 +90,7 @@ class PodWatch:
         *,
         me: PodIdentity,
         pod: OwnPod | None,
+        read_now: bool,
         changed: Callable[[], None],
         trouble: Callable[[ApiError], Problem],
     ) -> None:
@@ -99,7 +100,7 @@ class PodWatch:
         self._error: Problem | None = None
         self._patch_error: Problem | None = None
         # A pod from the disk is shown, but a patch is made against what the API server says.
-        self._confirmed = False
+        self._confirmed = read_now
         self.pod = pod
 
     @property
@@ -124,9 +125,11 @@ class PodWatch:
         )
 
     async def listed(self, items: Sequence[msgspec.Raw]) -> None:
-        """See watch.Sink."""
+        """See watch.Sink. A list without us: the pod is gone, and this process is about to end."""
         for item in items:
             self.event("MODIFIED", item)
+        if self.pod is not None and not any(own_pod(item)[0].uid == self._me.uid for item in items):
+            self._take(msgspec.structs.replace(self.pod, terminating=True), "")
 
     def event(self, kind: EventType, item: msgspec.Raw) -> None:
         """See watch.Sink. Another pod of the same name (a StatefulSet's next) is none of ours."""
@@ -179,8 +182,10 @@ class PodWatch:
         except ApiError as error:
             self._patch_failed(error)
             raise
-        self._patch_error = None
+        over, self._patch_error = self._patch_error, None
         self._take(*own_pod(body))
+        if over:
+            self._changed()
         return True
 
     def _patch_failed(self, error: ApiError) -> None:
