@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from sidecar.edges.disk import AdapterStore
 from sidecar.edges.fetch import OriginFetcher
+from sidecar.edges.flights import Flight, Flights, Present
 from sidecar.edges.origins import Sink
 from sidecar.edges.threads import in_thread
 from sidecar.model import Adapter, Listing, RemoteFile
@@ -308,14 +310,25 @@ class SomePeers:
 
     def __init__(self, files: dict[str, bytes], share: float) -> None:
         self.files = files
-        self.share = share
+        self.part = share
         self.asked: list[str] = []
+        self.wrong = 0
+        self._flights = Flights()
+
+    def share(self, adapter: Adapter, listing: Listing, root: Path, present: Present) -> AbstractContextManager[Flight]:
+        return self._flights.share(adapter, listing, root, present)
+
+    def refuted(self, adapter: Adapter, listing: Listing) -> None:
+        self.wrong += 1
+
+    def close(self) -> None:
+        self._flights.close()
 
     async def read(
         self, adapter: Adapter, listing: Listing, file: RemoteFile, start: int, stop: int, sink: Sink
     ) -> int:
         self.asked.append(file.path)
-        reached = start + int((stop - start) * self.share)
+        reached = start + int((stop - start) * self.part)
         await in_thread(lambda: sink(self.files[file.path][start:reached]))
         return reached
 
@@ -330,7 +343,9 @@ async def test_peers_are_asked_first_and_the_origin_for_the_rest(
     assert content(result.path) == files
     assert sorted(peers.asked) == sorted(files)
     assert sum(asked.sent for asked in proxy.gets()) == pytest.approx(result.listing.size / 4, abs=2)
+    assert peers.wrong == 0
     await shared.close()
+    peers.close()
 
 
 async def test_wrong_bytes_from_peers_cost_a_second_download_and_nothing_else(
@@ -339,11 +354,14 @@ async def test_wrong_bytes_from_peers_cost_a_second_download_and_nothing_else(
     files = adapter("lies", weights_bytes=100_000)
     wrong = {path: data[:-1] + b"?" for path, data in files.items()}
     one = wanted(upload(s3, "lies", files), digest=revision(files))
-    shared = OriginFetcher(Settings(), store, peers=SomePeers(wrong, 1.0))
+    peers = SomePeers(wrong, 1.0)
+    shared = OriginFetcher(Settings(), store, peers=peers)
     assert (await fetched(shared, one)).revision == revision(files)
     assert len(proxy.gets()) == len(files)
     assert list(store.revisions()) == [revision(files)]
+    assert peers.wrong == 1
     await shared.close()
+    peers.close()
 
 
 async def test_large_files_come_in_parts_on_several_streams(s3: S3Server, proxy: Proxy, fetcher: OriginFetcher) -> None:
