@@ -12,6 +12,7 @@ import pytest
 from tests.kubernetes.controlplane import ControlPlane, wait_until
 from tests.kubernetes.manifests import apply_policies
 from tests.kubernetes.nodes import Nodes
+from tests.kubernetes.pool import Origin, Pool
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent
@@ -96,6 +97,22 @@ def nodes(cluster: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> It
         yield made
     finally:
         made.stop()
+
+
+@pytest.fixture
+def origin() -> Iterator[Origin]:
+    """Where the adapters of a test come from."""
+    made = Origin()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pool(cluster: ControlPlane, nodes: Nodes, namespace: str, origin: Origin) -> Iterator[Pool]:
+    """A pool without workers yet: `install` puts them there. It ends with the test, without any grace."""
+    made = Pool(cluster, nodes, namespace, origin)
+    yield made
+    made.remove()
 
 
 @pytest.fixture(scope="session")

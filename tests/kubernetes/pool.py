@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 import yaml
 
 from sidecar.edges.sample_adapter import write_adapter
-from tests.kubernetes.controlplane import ControlPlane, wait_until
+from tests.kubernetes.controlplane import ApiError, ControlPlane, wait_until
 from tests.kubernetes.manifests import DEPLOY, POOL, REPOSITORY
 from tests.kubernetes.nodes import Nodes, is_ready
 
@@ -51,6 +52,8 @@ class Pool:
     def __init__(self, cluster: ControlPlane, nodes: Nodes, namespace: str, origin: Origin, name: str = "chat") -> None:
         self.cluster, self.nodes, self.namespace, self.origin, self.name = cluster, nodes, namespace, origin, name
         self.label = f"{name}-lora"
+        # Added to the pods' spec: a person's own wishes, such as an affinity.
+        self.pod_spec: Json = {}
 
     # Putting it there
 
@@ -87,7 +90,7 @@ class Pool:
             "replicas": replicas,
             "selector": {"matchLabels": labels},
             "strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-            "template": {"metadata": {"labels": labels}, "spec": {"containers": [engine]}},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": [engine], **self.pod_spec}},
         }
         return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": self.name}, "spec": spec}
 
@@ -111,7 +114,24 @@ class Pool:
         self.cluster.kubectl("scale", "-n", self.namespace, f"deployment/{self.name}", f"--replicas={replicas}")
         self.until_ready(replicas, timeout=120)
 
+    def remove(self) -> None:
+        """Take the workers away at once: whatever state they are in, the next test has the machine for itself."""
+        self.cluster.kubectl("delete", "deployment", "--all", "-n", self.namespace, "--wait=false")
+        for pod in self.pods():
+            self.end_now(pod["metadata"]["name"])
+
+    def end_now(self, pod: str) -> None:
+        """`kubectl delete pod --force`: gone at once, without grace."""
+        self.cluster.kubectl("delete", "pod", pod, "-n", self.namespace, "--force", "--grace-period=0", "--wait=false")
+
     # Looking at it
+
+    def ask(self, pod: Json, path: str) -> Json:
+        """What the agent of a pod answers on its port. Raises OSError."""
+        url = f"http://{pod['status']['podIP']}:8790{path}"
+        with urllib.request.urlopen(url, timeout=10) as response:
+            found: Json = json.load(response)
+        return found
 
     def pods(self, selector: str = "") -> list[Json]:
         """The pool's pods, terminating ones too."""
@@ -149,6 +169,35 @@ class Pool:
         wait_until(loaded, f"{adapter} on {workers} workers; is {self.states(adapter)}", timeout)
         return self.routed(adapter)
 
+    def answers(self, pod: Json, path: str) -> bool:
+        """Whether the agent of a pod answers 200."""
+        try:
+            self.ask(pod, path)
+        except OSError:
+            return False
+        return True
+
+    def served(self, pod: Json, adapter: str) -> bool:
+        """Whether the pod's engine answers for the adapter now, whatever anybody says about it."""
+        try:
+            return complete(pod["status"]["podIP"], adapter) == ""
+        except OSError:
+            return False
+
+    def ready(self, adapter: str) -> bool:
+        """Whether the adapter's status says Ready."""
+        path = f"/apis/lora-sidecar.io/v1alpha1/namespaces/{self.namespace}/adapters/{adapter}"
+        conditions = self.cluster.get(path).get("status", {}).get("conditions", ())
+        return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+    def settle(self, seconds: float = 3.0) -> None:
+        """Wait until the agents have asked for nothing, their watches aside, for so long."""
+
+        def quiet() -> bool:
+            return all(event["verb"] == "watch" for event in self.requests(time.time() - seconds))
+
+        wait_until(quiet, "the agents are at rest", timeout=60, interval=0.5)
+
     def requests(self, since: float) -> list[Json]:
         """The agents' requests to the API server that ended after `since` (seconds since the epoch), watches too."""
         account = f"system:serviceaccount:{self.namespace}:default"
@@ -158,35 +207,49 @@ class Pool:
             if event["user"]["username"] == account and _seconds(event["stageTimestamp"]) >= since
         ]
 
+    @staticmethod
+    def pod_of(event: Json) -> str:
+        """The pod whose token an audit event's request carried."""
+        return str(event["user"]["extra"]["authentication.kubernetes.io/pod-name"][0])
+
     def log(self, pod: str) -> str:
         """What an agent has printed."""
         return self.nodes.log(self.namespace, pod, "lora-sidecar")
 
     @contextmanager
-    def watched(self, *adapters: str) -> Iterator[Outside]:
-        """Inside, a client asks for these adapters all the while; at the end what it saw must be good."""
+    def watched(self, *adapters: str, sudden: bool = False) -> Iterator[Outside]:
+        """Inside, a client asks for these adapters all the while; at the end what it saw must be good.
+
+        With `sudden` a worker dies inside: that it can't be reached for a while is then nobody's fault.
+        """
         outside = Outside(self, adapters)
         try:
             yield outside
         finally:
             outside.stop()
         assert outside.asked, "the client asked nothing"
-        assert not outside.faults, "\n".join(outside.faults[:20])
+        faults = outside.faults if sudden else sorted(outside.faults + outside.unreachable)
+        assert not faults, "\n".join(faults[:20])
 
 
 class Outside(threading.Thread):
     """Resolves each adapter's label selector and asks every engine that it finds, again and again.
 
-    A fault is an answer other than 200, or a moment at which no worker is found.
+    A fault is an answer other than 200, or a moment at which no worker is found. While the API server is away it asks
+    the workers that it found last, as routing goes on in a cluster.
     """
 
     def __init__(self, pool: Pool, adapters: tuple[str, ...]) -> None:
         super().__init__()
         self.pool, self.adapters = pool, adapters
         self.faults: list[str] = []
+        self.unreachable: list[str] = []
         self.asked = 0
+        self._found: dict[str, list[Json]] = {}
         self._end = threading.Event()
+        self._begun = threading.Event()
         self.start()
+        assert self._begun.wait(30), "the client could not ask once"
 
     def stop(self) -> None:
         """Ask no more."""
@@ -198,21 +261,30 @@ class Outside(threading.Thread):
         while not self._end.is_set():
             for adapter in self.adapters:
                 self._ask(adapter)
+            self._begun.set()
 
     def _ask(self, adapter: str) -> None:
-        pods = self.pool.pods(f"{ADAPTER_LABEL}/{adapter}=loaded")
+        try:
+            self._found[adapter] = self.pool.pods(f"{ADAPTER_LABEL}/{adapter}=loaded")
+        except (OSError, ApiError):
+            self._end.wait(0.05)
+        pods = self._found.get(adapter, [])
         if not pods:
             self.faults.append(f"{time.time():.3f}: no worker for {adapter}")
         for pod in pods:
             name, address = pod["metadata"]["name"], pod["status"].get("podIP", "")
-            said = complete(address, adapter)
+            try:
+                said = complete(address, adapter)
+            except OSError as error:
+                self.unreachable.append(f"{time.time():.3f}: {adapter} on {name}: {error!r}")
+                continue
             self.asked += 1
             if said:
                 self.faults.append(f"{time.time():.3f}: {adapter} on {name}: {said}")
 
 
 def complete(address: str, model: str) -> str:
-    """Ask an engine for a completion; "" if it answers 200, else what went wrong."""
+    """Ask an engine for a completion; "" if it answers 200, else what it said. Raises OSError."""
     connection = http.client.HTTPConnection(address, 8000, timeout=10)
     try:
         body = json.dumps({"model": model, "prompt": "hello", "max_tokens": 1})
@@ -220,8 +292,8 @@ def complete(address: str, model: str) -> str:
         response = connection.getresponse()
         text = response.read().decode(errors="replace")
         return "" if response.status == 200 else f"{response.status} {text[:200]}"
-    except OSError as error:
-        return repr(error)
+    except http.client.HTTPException as error:
+        raise ConnectionError(repr(error)) from error
     finally:
         connection.close()
 
