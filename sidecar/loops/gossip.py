@@ -19,7 +19,7 @@ from sidecar.core.liveness import Timing
 from sidecar.core.messages import Standing
 from sidecar.core.namesakes import Names, heard
 from sidecar.core.speaker import Call, Datagram, Out, Outcome, Speaker
-from sidecar.core.wire import Drop, HttpRequest, Opened, Party
+from sidecar.core.wire import Drop, HttpAnswer, HttpRequest, Opened, Party
 from sidecar.loops.gossip_report import problems, rows
 from sidecar.model import Member, Problem, Record
 from sidecar.ports import Clock, EdgeError, Observed, PeerUnreachable, Row, Store
@@ -209,6 +209,21 @@ class GossipPeers:
         outcome = self.speaker.request(opened, body, self._clock(), self._wall())
         self._after()
         return outcome
+
+    def sign_answer(self, opened: Opened, answer: HttpAnswer, digest: bytes) -> str:
+        """The authentication header of the answer to an admitted request; see wire.Gate."""
+        return self.speaker.gate.sign_answer(opened, answer, digest, self._wall())
+
+    # What transfers of files ask
+
+    def sign_request(self, uid: str, request: HttpRequest) -> tuple[str, int]:
+        """The authentication header of a request without a body to that agent, and its nonce."""
+        return self.speaker.gate.sign_request(Party(uid), request, b"", self._wall())
+
+    def check_answer(self, uid: str, header: str, nonce: int, answer: HttpAnswer) -> Opened | None:
+        """The answer if it is authentic and that agent's. May be called on any thread."""
+        opened = self.speaker.gate.check_answer(header, nonce, answer, self._wall())
+        return opened if isinstance(opened, Opened) and opened.sender.uid == uid else None
 
     # What people ask
 

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -78,6 +79,15 @@ class Node:
             await self.runner.cleanup()
 
 
+class Later:
+    """Stands for a GossipPeers that is made when the port of its server is known."""
+
+    peers: GossipPeers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.peers, name)
+
+
 class Nodes:
     """The nodes of one test. All know the first one's address, but those started `alone`."""
 
@@ -93,21 +103,15 @@ class Nodes:
         key_file: Path | None = None,
         pool: str = "pool",
         alone: bool = False,
+        more: Callable[[Any], list[web.RouteDef]] | None = None,
         **options: object,
     ) -> Node:
         app = web.Application()
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         file = KeyFile(str(key_file)) if key_file else None
-        later: list[GossipPeers] = []
-
-        class Side:
-            def admit(self, *args: object) -> object:
-                return later[0].admit(*args)  # type: ignore[arg-type]
-
-            def answer(self, *args: object) -> object:
-                return later[0].answer(*args)  # type: ignore[arg-type]
-
-        app.add_routes(routes(Side()))  # type: ignore[arg-type]
+        side = Later()
+        app.add_routes(routes(side))  # type: ignore[arg-type]  # it is what it stands for
+        app.add_routes(more(side) if more else [])
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         port = runner.addresses[0][1]
@@ -125,7 +129,7 @@ class Nodes:
             "clock": time.time,
         }
         peers = GossipPeers(**(fixed | options))  # type: ignore[arg-type]  # a test may replace any of them
-        later.append(peers)
+        side.peers = peers
         node = Node(name, uid or f"uid-of-{name}", f"127.0.0.1:{port}", peers, wire)
         node.runner = runner
 

@@ -1,0 +1,197 @@
+"""Bytes from other workers: published files from any that holds the revision, else chunks of a download under way.
+
+Never worse than the origin alone but for the patience: whoever is away, slow or wrong is passed over, and what nobody
+gives in good time is left to the origin. Whose bytes fail their hash is struck out for that content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from sidecar.core.flight import flight_id, upstream
+from sidecar.core.wire import AUTH_HEADER, UNCOVERED, HttpAnswer, HttpRequest, Opened, body_hash
+from sidecar.edges.flights import Flight, Flights, Present
+from sidecar.edges.origins import Sink
+from sidecar.edges.peer_http import Body, Headers, PeerConnections, PeerFault, Take
+from sidecar.edges.peer_sources import (
+    AWAY_SECONDS,
+    BlobReader,
+    Content,
+    Fields,
+    FlightReader,
+    Reader,
+    SourceBusy,
+    SourceEnds,
+)
+from sidecar.edges.threads import in_thread
+from sidecar.model import Adapter, Listing, RemoteFile, State
+from sidecar.ports import Observed
+
+log = structlog.get_logger()
+
+# Without a chunk for so long, nobody is waited for: what peers that are all broken may cost.
+PATIENCE = 3.0
+BUSY_SECONDS = 1.0
+MAX_HOLDERS = 3
+MAX_CONTENTS = 64
+# In larger pools the first worker would be asked for hashes too often, and the parent's word counts alone.
+FEW_TARGETS = 64
+
+_HOLDING = frozenset({State.LOADING, State.LOADED, State.DRAINING})
+
+
+class PeerSide(Protocol):
+    """What gossip gives: who is there, and the right to speak."""
+
+    def view(self) -> Mapping[str, Observed]:
+        """Peers by name."""
+
+    def sign_request(self, uid: str, request: HttpRequest) -> tuple[str, int]:
+        """The authentication header of a request without a body to that agent, and its nonce."""
+
+    def check_answer(self, uid: str, header: str, nonce: int, answer: HttpAnswer) -> Opened | None:
+        """The answer if it is authentic and that agent's. May be called on any thread."""
+
+
+class PeerTransfer:
+    """Implements fetch.PeerBytes. Only for the event loop's thread."""
+
+    def __init__(
+        self,
+        side: PeerSide,
+        flights: Flights,
+        *,
+        me: str,
+        targets: Callable[[str], Sequence[str]],
+        received: Callable[[int], None] = lambda size: None,
+        patience: float = PATIENCE,
+    ) -> None:
+        """`me` is this worker's name; `targets` gives an adapter's targets (by namespace/name) in rank order."""
+        self._side, self._flights = side, flights
+        self._me, self._targets = me, targets
+        self.received = received
+        self.patience = patience
+        self._connections = PeerConnections()
+        self._contents: dict[str, Content] = {}
+
+    def share(
+        self, adapter: Adapter, listing: Listing, root: Path, present: Present
+    ) -> contextlib.AbstractContextManager[Flight]:
+        """Let other workers read what comes of a download below `root`."""
+        return self._flights.share(adapter, listing, root, present)
+
+    def refuted(self, adapter: Adapter, listing: Listing) -> None:
+        """The content as a whole was wrong: nobody who gave some of it is asked for it again."""
+        content = self._content(adapter, listing)
+        for uid in content.served:
+            self.strike(content, uid, "the whole content is not what it should be")
+        content.published = None
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._connections.close()
+
+    async def read(
+        self, adapter: Adapter, listing: Listing, file: RemoteFile, start: int, stop: int, sink: Sink
+    ) -> int:
+        """See fetch.PeerBytes."""
+        content = self._content(adapter, listing)
+        position = start
+        for source in self._sources(adapter, listing, file, content):
+            if not content.usable(source.uid, self._now()):
+                continue
+            source.position = position
+            try:
+                await source.read(stop, sink)
+            except (SourceEnds, PeerFault) as error:
+                content.away[source.uid] = self._now() + (
+                    BUSY_SECONDS if isinstance(error, SourceBusy) else AWAY_SECONDS
+                )
+                log.debug("peer_gives_nothing", peer=source.name, file=file.path, reason=str(error))
+            if source.position > position:
+                content.served.add(source.uid)
+            position = source.position
+            if position >= stop:
+                break
+        return position
+
+    async def get(self, source: Reader, path: str, fields: Fields, take: Take, span: str = "") -> tuple[int, Headers]:
+        """One authentic answer; its body has gone to `take`. Raises SourceEnds, PeerFault, and what `take` raises."""
+        header, nonce = self._side.sign_request(source.uid, HttpRequest(method="GET", path=path, range=span))
+        found: list[Opened] = []
+
+        def accept(status: int, headers: Headers) -> bool:
+            answer = HttpAnswer(status=status, fields=fields(status, headers))
+            opened = self._side.check_answer(source.uid, headers.get(AUTH_HEADER, ""), nonce, answer)
+            found.extend([opened] if opened else [])
+            return opened is not None
+
+        sent = {AUTH_HEADER: header, "Accept-Encoding": "identity"} | ({"Range": span} if span else {})
+        status, headers = await in_thread(lambda: self._connections.get(source.address, path, sent, accept, take))
+        if not found:
+            raise SourceEnds(f"no authentic answer (HTTP {status})")
+        if isinstance(take, Body) and found[0].body != UNCOVERED and found[0].body != body_hash(bytes(take.data)):
+            raise SourceEnds("another body than was signed")
+        return status, headers
+
+    def strike(self, content: Content, uid: str, reason: str) -> None:
+        """Ask that agent for nothing of this content any more."""
+        if uid not in content.struck:
+            content.struck.add(uid)
+            log.warning("peer_struck_out", peer=uid, content=content.name, reason=reason)
+
+    def _sources(self, adapter: Adapter, listing: Listing, file: RemoteFile, content: Content) -> Iterable[Reader]:
+        """Whom to ask, in this order. Looked up one by one: the world may change meanwhile."""
+        view = self._side.view()
+        revision = "" if listing.archive else _revision(adapter, listing, view.values())
+        holders = [name for name, seen in view.items() if revision and seen.alive and _holds(seen, adapter, revision)]
+        # Every worker in another order, so that many readers don't meet at one holder.
+        holders.sort(key=lambda name: hashlib.sha256(f"{self._me}\0{name}".encode()).digest())
+        for name in holders[:MAX_HOLDERS]:
+            yield BlobReader(self, content, view[name], listing, file, revision)
+        targets = self._targets(adapter.key)
+        view = self._side.view()
+        root = view.get(targets[0]) if targets and len(targets) <= FEW_TARGETS else None
+        for name in upstream(targets, self._me):
+            seen = view.get(name)
+            if seen is not None and seen.alive:
+                yield FlightReader(self, content, seen, listing, file, root)
+
+    def _content(self, adapter: Adapter, listing: Listing) -> Content:
+        name = flight_id(adapter.source_id, listing)
+        content = self._contents.pop(name, None) or Content(name, self._now())
+        self._contents[name] = content
+        if len(self._contents) > MAX_CONTENTS:
+            del self._contents[next(iter(self._contents))]
+        return content
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _holds(seen: Observed, adapter: Adapter, revision: str) -> bool:
+    return any(
+        entry.adapter == adapter.key and entry.revision == revision and entry.state in _HOLDING
+        for entry in seen.record.entries
+    )
+
+
+def _revision(adapter: Adapter, listing: Listing, view: Iterable[Observed]) -> str:
+    """The revision that this listing becomes, as far as somebody knows; "" if nobody does."""
+    if adapter.source.digest:
+        return adapter.source.digest
+    for seen in view:
+        for entry in seen.record.entries:
+            decision = entry.decision
+            known = decision is not None and decision.source_id == adapter.source_id
+            if entry.adapter == adapter.key and decision is not None and known and decision.listing == listing.files:
+                return decision.revision
+    return ""
