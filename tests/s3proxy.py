@@ -88,7 +88,8 @@ class Proxy:
             await response.prepare(request)
             async for block in answer.content.iter_chunked(64 * 1024):
                 if fault is not None and asked.sent + len(block) > fault.after:
-                    await self._send(response, asked, block[: fault.after - asked.sent])
+                    allowed = fault.after - asked.sent
+                    await self._send(response, asked, block[:allowed])
                     if fault.then is not None:
                         fault.then()
                     if fault.wait is None:
@@ -96,7 +97,7 @@ class Proxy:
                             request.transport.abort()
                         return response
                     await fault.wait.wait()
-                    await self._send(response, asked, block[fault.after - asked.sent :])
+                    await self._send(response, asked, block[allowed:])
                     fault = None
                 else:
                     await self._send(response, asked, block)

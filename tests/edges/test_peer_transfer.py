@@ -57,7 +57,7 @@ async def test_children_read_what_the_first_has_so_far_and_the_origin_is_read_on
     workers: Workers, s3: S3Server, proxy: Proxy, files: Files
 ) -> None:
     gate = asyncio.Event()
-    held_after(3 * CHUNK + 64 * 1024, gate, proxy)
+    held_after(3 * CHUNK + 1000, gate, proxy)
     await workers.start(4)
     wants = wanted(upload(s3, "cut-through", files))
     first = asyncio.create_task(workers.all[0].fetch(wants))
