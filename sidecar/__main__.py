@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sidecar import __version__
 
@@ -20,17 +20,32 @@ COMMANDS = {
 }
 
 
+# What makes sense as `kubectl lora …`.
+PLUGIN = ("status", "explain")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the process's exit status."""
+    return _run("lora-sidecar", COMMANDS, list(sys.argv[1:] if argv is None else argv))
+
+
+def kubectl(argv: Sequence[str] | None = None) -> int:
+    """`kubectl lora status` and `kubectl lora explain`: the same commands, always about a cluster."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["explain"]:
+        arguments.insert(1, "--cluster")
+    return _run("kubectl lora", {name: COMMANDS[name] for name in PLUGIN}, arguments)
+
+
+def _run(program: str, known: Mapping[str, str], arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="lora-sidecar",
+        prog=program,
         description="Keeps the right LoRA adapters loaded on the right vLLM workers, with no central controller.",
     )
     parser.add_argument("--version", action="version", version=f"lora-sidecar {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    wanted = arguments[0] if arguments and arguments[0] in COMMANDS else None
-    for name, text in COMMANDS.items():
+    wanted = arguments[0] if arguments and arguments[0] in known else None
+    for name, text in known.items():
         if name == wanted:
             importlib.import_module(f"sidecar.cli.{name}").add_parser(commands)
         else:

@@ -11,6 +11,8 @@ from difflib import get_close_matches
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from sidecar.cli.cluster import add_cluster_flags
+
 DEFAULT_PORT = 8790
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 # The largest pool's answer is far below this.
@@ -33,6 +35,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--address", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help=f"the agent to ask (default: {DEFAULT_ADDRESS})"
     )
+    parser.add_argument(
+        "--cluster", action="store_true", help="ask an agent of the namespace, through the Kubernetes API server"
+    )
+    add_cluster_flags(parser)
     parser.add_argument("-o", "--output", choices=["table", "json"], default="table", help="(default: table)")
     parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="(default: 5)")
 
@@ -40,7 +46,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Print the answer; 1 if there is none."""
     try:
-        answer = _ask(args.address, args.adapter, args.timeout)
+        if args.cluster or args.namespace or args.context or args.kubeconfig:
+            answer = _ask_in_cluster(args)
+        else:
+            answer = _ask(args.address, args.adapter, args.timeout)
     except _Failed as error:
         print(f"lora-sidecar explain: {_plain(str(error))}", file=sys.stderr)
         return 1
@@ -66,6 +75,24 @@ def _ask(address: str, name: str, timeout: float) -> Mapping[str, Any]:
         ) from error
     finally:
         connection.close()
+    return _understood(address, name, status, body)
+
+
+def _ask_in_cluster(args: argparse.Namespace) -> Mapping[str, Any]:
+    # Here, because asking an agent directly needs nothing of Kubernetes.
+    import asyncio
+
+    from sidecar.cli.cluster import ask_an_agent
+    from sidecar.ports import EdgeError
+
+    try:
+        status, body = asyncio.run(ask_an_agent(args, f"/v1/adapters/{quote(args.adapter, safe='')}/explain"))
+    except EdgeError as error:
+        raise _Failed(str(error)) from error
+    return _understood("the agent", args.adapter, status, body)
+
+
+def _understood(address: str, name: str, status: int, body: bytes) -> Mapping[str, Any]:
     try:
         answer = json.loads(body)
     except ValueError:

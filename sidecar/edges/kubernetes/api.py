@@ -33,12 +33,13 @@ _MAX_MESSAGE = 400
 
 
 class ApiError(EdgeError):
-    """The API server gave no good answer. `code` is the HTTP status, 0 if there was none."""
+    """The API server gave no good answer. `code` is the HTTP status, 0 if there was none; `body` what came with it."""
 
-    def __init__(self, code: int, message: str, causes: tuple[str, ...] = ()) -> None:
+    def __init__(self, code: int, message: str, causes: tuple[str, ...] = (), body: bytes = b"") -> None:
         super().__init__(message)
         self.code = code
         self.causes = causes
+        self.body = body
 
 
 class NoAccount(EdgeError):
@@ -195,7 +196,7 @@ def _refusal(code: int, body: bytes) -> ApiError:
     except msgspec.MsgspecError:
         status = _Status(message=body[:_MAX_MESSAGE].decode(errors="replace").strip())
     causes = tuple(c.message for c in (status.details.causes or ())) if status.details else ()
-    return ApiError(code, (status.message or f"HTTP {code}")[:_MAX_MESSAGE], causes)
+    return ApiError(code, (status.message or f"HTTP {code}")[:_MAX_MESSAGE], causes, body)
 
 
 async def in_cluster(

@@ -13,6 +13,7 @@ class Meta(Frozen, frozen=True, rename="camel"):
     """metadata of a pod or slice."""
 
     name: str = ""
+    namespace: str = ""
     uid: str = ""
     resource_version: str = ""
     labels: dict[str, str] | None = None
@@ -44,6 +45,12 @@ class PodMeta(Frozen, frozen=True):
     """A pod's metadata alone, for the command line's list of pods."""
 
     metadata: Meta = Meta()
+
+
+class PodList(Frozen, frozen=True):
+    """A list of pods, their metadata alone."""
+
+    items: list[PodMeta] = []
 
 
 class Conditions(Frozen, frozen=True):
