@@ -273,11 +273,14 @@ class ControlPlane:
         answer = self.post(f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token", body)
         return str(answer["status"]["token"])
 
-    def audit(self) -> Iterator[Json]:
-        """Every request that the API server has answered so far, as audit events of level Metadata."""
+    def audit(self, text: str = "") -> Iterator[Json]:
+        """Every request that the API server has answered so far, as audit events of level Metadata.
+
+        Only those with `text` somewhere, if given: the log of a whole run is long.
+        """
         with self.audit_log.open(encoding="utf-8") as lines:
             for line in lines:
-                if line.endswith("\n"):
+                if text in line and line.endswith("\n"):
                     yield json.loads(line)
 
 

@@ -184,10 +184,13 @@ class Pool:
         except OSError:
             return False
 
+    def adapter(self, adapter: str) -> Json:
+        """The resource, as the API server has it now."""
+        return self.cluster.get(f"/apis/lora-sidecar.io/v1alpha1/namespaces/{self.namespace}/adapters/{adapter}")
+
     def ready(self, adapter: str) -> bool:
         """Whether the adapter's status says Ready."""
-        path = f"/apis/lora-sidecar.io/v1alpha1/namespaces/{self.namespace}/adapters/{adapter}"
-        conditions = self.cluster.get(path).get("status", {}).get("conditions", ())
+        conditions = self.adapter(adapter).get("status", {}).get("conditions", ())
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
     def settle(self, seconds: float = 3.0) -> None:
@@ -203,8 +206,8 @@ class Pool:
         account = f"system:serviceaccount:{self.namespace}:default"
         return [
             event
-            for event in self.cluster.audit()
-            if event["user"]["username"] == account and _seconds(event["stageTimestamp"]) >= since
+            for event in self.cluster.audit(account)
+            if event["user"].get("username") == account and _seconds(event["stageTimestamp"]) >= since
         ]
 
     @staticmethod
