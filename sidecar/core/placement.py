@@ -5,8 +5,8 @@ The rules (placement version 1):
 1. Members of an adapter are the workers that are neither terminating nor cordoned, serve its base model and match its
    selector; candidates are the members that are up.
 2. The number wanted is counted over the members: a percentage must not shrink because an engine restarts.
-3. Candidates are taken in the order of their scores (`hashing`), behind them those that avoid the adapter or rest. With
-   the spread `zone`, one in each zone is taken before a second in any, which again those that avoid come behind.
+3. Candidates are taken in the order of their scores (`hashing`), then those that rest, then those that avoid the
+   adapter. With the spread `zone`, one in each zone is taken before a second in any, each of the three by itself.
 4. Adapters are given room by priority (highest first), creation time, then namespace/name, and by nothing else. A full
    worker is passed over for the next.
 
@@ -15,7 +15,7 @@ It follows that when one worker joins or leaves while there is room, only assign
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 
 from sidecar.core.hashing import adapter_hash, score, worker_hash
@@ -94,7 +94,7 @@ def assign(
     number: int,
     members: int,
     ranked: Sequence[int],
-    behind: Collection[int],
+    behind: Mapping[int, int],
     zones: Sequence[int] | None,
     room: list[int],
     names: Sequence[str],
@@ -119,11 +119,11 @@ def assign(
     )
 
 
-def taking_order(ranked: Sequence[int], behind: Collection[int], zones: Sequence[int] | None) -> list[int]:
+def taking_order(ranked: Sequence[int], behind: Mapping[int, int], zones: Sequence[int] | None) -> list[int]:
     """The order in which to take candidates that are `ranked` by score; `zones` None: don't spread."""
     order = list(ranked)
     if behind:
-        order.sort(key=behind.__contains__)
+        order.sort(key=lambda i: behind.get(i, 0))
     if zones is None:
         return order
     taken: dict[int, int] = {}
@@ -133,7 +133,7 @@ def taking_order(ranked: Sequence[int], behind: Collection[int], zones: Sequence
     if len(taken) > 1:
         order.sort(key=rounds.__getitem__)
         if behind:
-            order.sort(key=behind.__contains__)
+            order.sort(key=lambda i: behind.get(i, 0))
     return order
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -109,16 +109,23 @@ class Pool:
         self.zones = [zones.setdefault(w.zone, len(zones)) for w in self.workers]
         self.room = [w.room for w in self.workers]
         self.resting = frozenset(i for i, w in enumerate(self.workers) if w.resting)
+        self._only_resting = dict.fromkeys(self.resting, 1)
         self._avoiding: dict[str, set[int]] = {}
         for index, worker in enumerate(self.workers):
             for key in worker.avoids:
                 self._avoiding.setdefault(key, set()).add(index)
         self._groups: dict[tuple[str, bytes], Group] = {}
 
-    def behind(self, key: str) -> frozenset[int]:
-        """Workers that come after all others for this adapter."""
+    def behind(self, key: str) -> Mapping[int, int]:
+        """Workers that come after all others for this adapter, and how far behind.
+
+        Who rests (1) comes before who avoids the adapter (2; 3 for both): an engine that died may well serve it, one
+        that refuses it won't, and an adapter of one copy would be nowhere while only those two kinds are left.
+        """
         avoiding = self._avoiding.get(key)
-        return self.resting.union(avoiding) if avoiding else self.resting
+        if not avoiding:
+            return self._only_resting
+        return {**self._only_resting, **{i: 2 + (i in self.resting) for i in avoiding}}
 
     def avoided(self, key: str) -> bool:
         """Whether any worker avoids this adapter by itself."""

@@ -57,9 +57,9 @@ def take(adapter: Adapter, candidates: list[Worker], count: int) -> list[Worker]
     left, taken = list(candidates), list[Worker]()
     while left and len(taken) < count:
 
-        def appeal(w: Worker) -> tuple[bool, int, int, str]:
+        def appeal(w: Worker) -> tuple[bool, bool, int, int, str]:
             neighbours = [t for t in taken if t.zone == w.zone] if adapter.distribution.spread == "zone" else []
-            return (w.resting or adapter.key in w.avoids, len(neighbours), -points(adapter, w.name), w.name)
+            return (adapter.key in w.avoids, w.resting, len(neighbours), -points(adapter, w.name), w.name)
 
         taken.append(min(left, key=appeal))
         left.remove(taken[-1])
