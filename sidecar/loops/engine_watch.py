@@ -1,4 +1,4 @@
-"""Looks at the engine once a second, and knows whether it is up, restarted, or died."""
+"""Looks at the engine once a second, more often while it doesn't answer: is it up, restarted, or dead?"""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from sidecar.ports import Clock, EdgeError, Engine, EngineRefused
 
 log = structlog.get_logger()
 
-# An engine that is starting may take hours: asked less and less often, but soon enough after it answers.
-DOWN_INTERVAL_CAP = 1.0
+# After a look that failed. An engine that has just come up again holds nothing, while labels may still promise it; and
+# being refused a connection costs next to nothing.
+MISSED_INTERVAL = 0.25
 
 
 class EngineWatch:
@@ -93,7 +94,7 @@ class EngineWatch:
             if up != self._was_up or (view is not None and (before is None or _differs(before, view))):
                 changed()
             self._was_up = up
-            await asyncio.sleep(self._interval if up else min(self._interval, DOWN_INTERVAL_CAP))
+            await asyncio.sleep(min(self._interval, MISSED_INTERVAL) if view is None else self._interval)
 
 
 def _differs(before: EngineView, now: EngineView) -> bool:
