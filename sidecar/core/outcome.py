@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from sidecar.core.decide import better
 from sidecar.core.memory import (
     FOREVER,
@@ -146,6 +148,12 @@ def loaded(memory: Memory, adapter: Adapter, revision: str, now: float) -> None:
     memory.avoid.pop(adapter.key, None)
 
 
+def falls_back(memory: Memory, adapter: Adapter, revision: str, disk: Container[str]) -> bool:
+    """Whether an older revision can serve if the engine refuses this one: a change over, finished or cut short."""
+    previous = memory.previous.get(adapter.key)
+    return previous is not None and previous != revision and previous in disk
+
+
 def update_refused(memory: Memory, adapter: Adapter, revision: str, message: str) -> None:
     """The engine refused new content while the old one can serve on: no ground for avoiding."""
     memory.refused[adapter.key] = Refused(source_id=adapter.source_id, revision=revision)
@@ -158,6 +166,11 @@ def unloaded(memory: Memory, name: str, revision: str, now: float) -> None:
     """The name is gone from the engine; the files stay, since requests that are still queued may read them."""
     memory.unloaded[revision] = now
     memory.loaded_at.pop(name, None)
+
+
+def let_go(memory: Memory, key: str) -> None:
+    """This worker serves the adapter no longer: what it had is nothing to fall back to when it comes again."""
+    memory.previous.pop(key, None)
 
 
 def engine_restarted(memory: Memory, process: str | None) -> None:

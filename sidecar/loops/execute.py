@@ -19,6 +19,7 @@ from sidecar.loops.stale_cache import can_drop, drop_blocks
 from sidecar.model import Adapter, Decision, Listing
 from sidecar.ports import (
     REASON_OUT_OF_MEMORY,
+    REASON_REFUSED,
     AdapterRejected,
     Clock,
     DiskFull,
@@ -154,7 +155,7 @@ class Executor:
             self._memory.no_reset.add(process or "")
         return done
 
-    async def _load(self, adapter: Adapter, name: str, revision: str, *, update: bool = False) -> bool:
+    async def _load(self, adapter: Adapter, name: str, revision: str) -> bool:
         """One load, verified by a look. True when the engine lists the name with our path."""
         path = self._store.revisions().get(revision)
         if path is None:
@@ -181,18 +182,18 @@ class Executor:
             log.info("adapter_loaded", adapter=adapter.key, served_name=name, revision=revision)
             return True
         self._meter.loaded(_result(error), self._clock() - began)
-        self._load_failed(adapter, name, revision, error, update=update)
+        self._load_failed(adapter, name, revision, error)
         return False
 
-    def _load_failed(
-        self, adapter: Adapter, name: str, revision: str, error: EdgeError | None, *, update: bool
-    ) -> None:
+    def _load_failed(self, adapter: Adapter, name: str, revision: str, error: EdgeError | None) -> None:
         message = (
             str(error) if error else f"the engine said yes, but does not list {name!r} with the path of {revision}"
         )
         log.warning("adapter_load_failed", adapter=adapter.key, served_name=name, revision=revision, error=message)
         scarce = isinstance(error, EngineRefused) and error.reason == REASON_OUT_OF_MEMORY
-        if update and isinstance(error, EngineRefused) and not scarce:
+        # A wrong key, a missing mount or a name that someone else took says nothing about the content.
+        content = isinstance(error, EngineRefused) and error.reason == REASON_REFUSED
+        if content and outcome.falls_back(self._memory, adapter, revision, self._store.revisions()):
             outcome.update_refused(self._memory, adapter, revision, f"the engine refused {revision}: {message}")
             return
         self._failed(adapter, revision, message, outcome.SCARCE if scarce else outcome.LOAD)
@@ -207,6 +208,7 @@ class Executor:
             log.info("unload_put_off", adapter=action.key, served_name=action.name)
             return
         if await self._remove(action.name, action.revision):
+            outcome.let_go(self._memory, action.key)
             log.info("adapter_unloaded", adapter=action.key, served_name=action.name, revision=action.revision)
 
     async def _goes(self, action: Unload | Swap, *, ask: bool) -> bool:
@@ -245,7 +247,7 @@ class Executor:
         if action.reset and not await self._reset(drop_blocks(self._engine, action.name), adapter, action.new):
             await self._load(adapter, action.name, action.old)
             return
-        if await self._load(adapter, action.name, action.new, update=True):
+        if await self._load(adapter, action.name, action.new):
             log.info("adapter_updated", adapter=adapter.key, old=action.old, new=action.new)
             return
         if action.name not in (self._watch.view.adapters if self._watch.view else {}):
