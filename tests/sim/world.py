@@ -112,7 +112,7 @@ class SimEngine:
         )
 
     async def load(self, name: str, path: str) -> None:
-        await self._answer(0.01, 0.8)
+        process = await self._answer(0.01, 0.8)
         if path in self.dies_of:
             self.kill()
             self.on_change("died", path)
@@ -121,6 +121,8 @@ class SimEngine:
             raise EngineRefused(f"{self.name} refuses {path}")
         if self.hung:
             await asyncio.sleep(20.0)
+            if not self.up or self.starts != process:
+                raise EngineUnavailable(f"{self.name}: connection reset")
             self.adapters.setdefault(name, path)
             raise EngineTimeout(f"{self.name}: no answer in time")
         if name in self.adapters:
@@ -210,6 +212,7 @@ class SimPeers:
     ) -> None:
         self._me, self._network, self._members, self._clock, self._rng = me, network, members, clock, rng
         self._seen: dict[str, tuple[Record, float]] = {}
+        self.rival: Record | None = None
 
     def view(self) -> Mapping[str, Observed]:
         now = self._clock()
@@ -221,6 +224,9 @@ class SimPeers:
 
     def unheard(self) -> frozenset[str]:
         return frozenset(n for n in self._members() if n != self._me and n not in self._seen)
+
+    def namesake(self) -> Record | None:
+        return self.rival
 
     def announce(self, record: Record) -> None:
         self._network.records[self._me] = record
