@@ -94,7 +94,7 @@ class VllmServer:
 
     def tail(self) -> str:
         """The end of its log."""
-        return self.log.read_bytes()[-4000:].decode("utf-8", "replace")
+        return self.log.read_bytes()[-8000:].decode("utf-8", "replace")
 
     def signal(self, number: int) -> None:
         """Send a signal to the whole group."""

@@ -102,6 +102,8 @@ def test_soak(vllm: VllmServer, s3: S3Server, tmp_path: Path) -> None:
         try:
             _disturb(agent, publisher, rng, time.monotonic() + SECONDS)
             agent.until(lambda: _settled(agent), "every adapter is loaded with its last content", 120)
+        except OSError as error:
+            raise AssertionError(f"the engine is gone: {error}\n{vllm.tail()}") from error
         finally:
             truth.ended.set()
             for asker in askers:
