@@ -12,6 +12,7 @@ RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 PROMPT_TOKENS = "vllm:prompt_tokens_total"
 START_TIME = "process_start_time_seconds"
+_WANTED = (LORA_INFO, RUNNING, WAITING, PROMPT_TOKENS, START_TIME)
 
 
 class Metrics(Frozen, frozen=True):
@@ -37,7 +38,7 @@ def parse_metrics(text: str) -> Metrics:
     newest = -math.inf
     busy: tuple[str, ...] | None = None
     for line in text.splitlines():
-        if not line.startswith(("vllm:", START_TIME)):
+        if not line.startswith(_WANTED):
             continue
         sample = _sample(line)
         if sample is None:
