@@ -113,7 +113,7 @@ class Adapter(Frozen, frozen=True, kw_only=True):
 
 
 class RemoteFile(Frozen, frozen=True, kw_only=True):
-    """One file behind a source: path relative to the adapter's root, size, and the origin's ETag ("" if it has none)."""
+    """One file behind a source: path relative to the adapter's root, size, the origin's ETag ("" if it has none)."""
 
     path: Short
     size: Annotated[int, msgspec.Meta(ge=0)]
