@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from sidecar.core.flight import CHUNK, chunks, flight_id, span
-from sidecar.edges.origins import Sink
+from sidecar.edges.origins import BLOCK, Sink
 from sidecar.edges.threads import in_thread
 from sidecar.model import Adapter, Listing, RemoteFile
 
@@ -52,6 +52,13 @@ class FlightFile:
             self._grow(chunk, offset, stop, part)
             offset = stop
 
+    def verified(self, chunk: int, digest: bytes) -> None:
+        """A whole chunk is on the disk, and its hash is known already."""
+        start, stop = span(self.size, chunk)
+        self.received += stop - start
+        self.hashes[chunk] = digest
+        self._news()
+
     def handle(self) -> int:
         """A descriptor for reading. Raises OSError, ValueError when the download is over."""
         if self._closed:
@@ -90,6 +97,26 @@ class FlightFile:
         self._news()
 
 
+class Tee:
+    """A sink that notes what another one has written."""
+
+    def __init__(self, file: FlightFile, position: int, sink: Sink) -> None:
+        self._file, self._position, self._sink = file, position, sink
+
+    def __call__(self, block: bytes) -> None:
+        """See Sink."""
+        self._sink(block)
+        self._file.wrote(self._position, block)
+        self._position += len(block)
+
+    def chunk(self, number: int, data: memoryview, digest: bytes) -> None:
+        """A whole chunk that was verified already: it isn't hashed again. It begins where the last block ended."""
+        for at in range(0, len(data), BLOCK):
+            self._sink(data[at : at + BLOCK])  # type: ignore[arg-type]  # whatever has bytes inside will do
+        self._file.verified(number, digest)
+        self._position += len(data)
+
+
 class Flight:
     """One download. Its files are those of the listing, in that order."""
 
@@ -109,18 +136,9 @@ class Flight:
         """Bytes received by this process: grows as long as it is worth waiting."""
         return sum(file.received for file in self.files)
 
-    def tee(self, file: RemoteFile, start: int, sink: Sink) -> Sink:
+    def tee(self, file: RemoteFile, start: int, sink: Sink) -> Tee:
         """A sink that passes on to `sink`, and notes what that has written from `start` on."""
-        flying = self.files[self._indices[file.path]]
-        position = start
-
-        def take(block: bytes) -> None:
-            nonlocal position
-            sink(block)
-            flying.wrote(position, block)
-            position += len(block)
-
-        return take
+        return Tee(self.files[self._indices[file.path]], start, sink)
 
     async def wait_for(self, file: int, chunk: int, seconds: float) -> bytes | None:
         """The hash of a chunk as soon as it is whole; None if it isn't by then, or if the download ended."""

@@ -6,6 +6,7 @@ import http.client
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from sidecar.edges.seeds import split_address
 
@@ -20,6 +21,17 @@ Accept = Callable[[int, Headers], bool]
 """Whether the body of this answer is wanted; the rest of the connection is dropped if not."""
 Take = Callable[[memoryview], None]
 """Takes the next bytes of a body."""
+
+
+@runtime_checkable
+class Filling(Protocol):
+    """A `Take` that says where its next bytes should lie, so that they need not be copied there."""
+
+    def room(self, size: int) -> memoryview:
+        """Room for some of the next `size` bytes. Raises PeerFault if there is none."""
+
+    def __call__(self, block: memoryview) -> None:
+        """These bytes have come into that room."""
 
 
 class PeerFault(Exception):
@@ -113,10 +125,11 @@ def _read(response: http.client.HTTPResponse, take: Take) -> None:
     expected = response.length
     if expected is None:
         raise http.client.HTTPException("an answer without a length")
-    buffer = memoryview(bytearray(min(_BLOCK, max(expected, 1))))
+    own = memoryview(bytearray(0 if isinstance(take, Filling) else min(_BLOCK, max(expected, 1))))
     left = expected
     while left:
-        count = response.readinto(buffer[: min(left, len(buffer))])
+        buffer = take.room(left) if isinstance(take, Filling) else own[: min(left, len(own))]
+        count = response.readinto(buffer)
         if not count:
             raise http.client.IncompleteRead(b"", left)
         left -= count

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from sidecar.core.flight import CHUNK, span
+from sidecar.edges.flights import Tee
 from sidecar.edges.origins import BLOCK, Sink
 from sidecar.edges.peer_files import CHUNK_HEADER, PROGRESS_HEADER
 from sidecar.edges.peer_http import Body, Headers, PeerFault, Take
@@ -183,7 +184,8 @@ class FlightReader(Reader):
                 idle_since = now
             if now - max(idle_since, self.content.last_good) >= self.transfer.patience or now - begun >= STALL:
                 raise SourceEnds("nothing new in good time")
-            await asyncio.sleep(0 if status == 202 else LOOK_SECONDS)
+            if status != 202:
+                await asyncio.sleep(min(LOOK_SECONDS, max(0.02, now - idle_since)))
 
     async def _verify(self, chunk: int, body: _Chunk, headers: Headers) -> None:
         start, end = span(self.file.size, chunk)
@@ -218,11 +220,17 @@ class FlightReader(Reader):
         start = chunk * CHUNK
         end = min(start + body.size, stop)
         with memoryview(body.data) as view:
+            if isinstance(sink, Tee) and (self.position, end) == (start, start + body.size):
+                sink.chunk(chunk, view[: body.size], body.digest.digest())
+                self._came(end - self.position)
             while self.position < end:
                 block = bytes(view[self.position - start : min(self.position - start + BLOCK, end - start)])
                 sink(block)
-                self.position += len(block)
-                self.transfer.received(len(block))
+                self._came(len(block))
+
+    def _came(self, size: int) -> None:
+        self.position += size
+        self.transfer.received(size)
 
 
 class _Chunk:
@@ -233,10 +241,13 @@ class _Chunk:
         self.size = 0
         self.digest = hashlib.sha256()
 
-    def __call__(self, block: memoryview) -> None:
-        if self.size + len(block) > len(self.data):
+    def room(self, size: int) -> memoryview:
+        """See peer_http.Filling."""
+        if self.size >= len(self.data):
             raise PeerFault("more bytes than a chunk has")
-        self.data[self.size : self.size + len(block)] = block
+        return memoryview(self.data)[self.size : self.size + min(size, BLOCK)]
+
+    def __call__(self, block: memoryview) -> None:
         self.size += len(block)
         self.digest.update(block)
 
