@@ -174,6 +174,9 @@ class Peers(Protocol):
     def unheard(self) -> frozenset[str]:
         """Listed addresses (or names) from which no record has come yet; the own one not included."""
 
+    def namesake(self) -> Record | None:
+        """The live agent that had this worker's name first, if there is one: this worker then holds no targets."""
+
     def announce(self, record: Record) -> None:
         """Make `record` what others read from now on."""
 

@@ -194,8 +194,10 @@ class Draft:
         return retry
 
     def first_in_rank(self, key: str) -> str | None:
-        """The target that decides for the pool."""
+        """The target that decides for the pool; while there is none because engines are starting, who will be it."""
         assignment = self.world.assignments.get(key)
+        if assignment is None or not assignment.targets:
+            assignment = self.world.prefetch.get(key)
         return assignment.targets[0] if assignment and assignment.targets else None
 
     def bytes_are_gone(self, key: str, decision: Decision) -> bool:

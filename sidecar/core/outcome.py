@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+import msgspec
+
 from sidecar.core.decide import better
 from sidecar.core.memory import (
     FOREVER,
@@ -184,6 +186,17 @@ def engine_restarted(memory: Memory, process: str | None) -> None:
         memory.process = process
     memory.loaded_at = {}
     memory.drains = {}
+
+
+def agent_started(memory: Memory, process: str | None, now: float) -> None:
+    """The first look of a new agent at the engine: a load that its predecessor began is over, one way or another.
+
+    Another process than before is no evidence against that load: whatever ended the agent may have ended the engine.
+    """
+    if process is not None and process != memory.process:
+        engine_restarted(memory, process)
+        memory.attempts = []
+    memory.attempts = [msgspec.structs.replace(a, ended=now) if a.ended is None else a for a in memory.attempts]
 
 
 def forget(memory: Memory, live: dict[str, Adapter], now: float, keep_files: float) -> None:

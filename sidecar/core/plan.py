@@ -187,7 +187,9 @@ def _not_target(draft: Draft, adapter: Adapter) -> None:
     have = world.owned.get(name) if world.engine else None
     assignment = world.assignments.get(key)
     if have is None:
-        if assignment and world.me in assignment.waiting and world.me not in assignment.targets:
+        if key in world.prefetch and not draft.avoids(adapter):
+            _prefetch(draft, adapter)
+        elif assignment and world.me in assignment.waiting and world.me not in assignment.targets:
             draft.say(key, State.WAITING, name, message="no room here: other adapters come first within this capacity")
         return
     since = draft.leaving_since(key)
@@ -208,6 +210,16 @@ def _not_target(draft: Draft, adapter: Adapter) -> None:
     if name not in world.busy_names and not world.terminating:
         asked = () if deletion else handover.witnesses(world, adapter)
         draft.act(Unload(name=name, revision=have, key=key, handover=not deletion, witnesses=asked))
+
+
+def _prefetch(draft: Draft, adapter: Adapter) -> None:
+    """It will be a target when its engine is up: then the files are here."""
+    want = wanted_revision(draft.world, adapter)
+    if want is None or want not in draft.world.disk:
+        _fetch(draft, adapter, None)
+        return
+    message = draft.world.engine_message
+    draft.say(adapter.key, State.PENDING, adapter.served_name, revision=want, message=message)
 
 
 def _orphans(draft: Draft) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from sidecar.core.placement import Assignment
 from sidecar.core.pool import Worker
 from sidecar.core.selector import matches
@@ -44,9 +46,12 @@ class Roster:
             member = by_name.get(name)
             if not self.by_uid or (member is not None and member.uid == peer.head.uid):
                 self.peers[name] = peer
-        own = by_name.get(me.head.name)
-        self.workers = [worker_of(me, own)]
-        self.workers += [worker_of(p, by_name.get(n)) for n, p in self.peers.items()]
+        self.workers = [worker_of(p, by_name.get(p.head.name)) for p in (me, *self.peers.values())]
+        # The same, with those as up whose engines have not answered for the first time yet.
+        self.hoped = [
+            msgspec.structs.replace(w, up=p.alive and (w.up or not p.head.engine_seen))
+            for w, p in zip(self.workers, (me, *self.peers.values()), strict=True)
+        ]
         others = sum(1 for m in members if m.uid and m.name != me.head.name) if self.by_uid else len(self.peers)
         self.listed = 1 + others
         self.reached = 1 + sum(1 for p in self.peers.values() if p.alive)

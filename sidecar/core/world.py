@@ -50,6 +50,8 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     assignments: Mapping[str, Assignment]
     mine: frozenset[str]
     peers: Mapping[str, Peer]
+    # While this worker's engine is starting: what it would hold, were it up. It is fetched meanwhile, and no more.
+    prefetch: Mapping[str, Assignment]
     # Keys whose selector and base model fit no listed worker at all, each of which has said who it is.
     unmatched: frozenset[str]
     engine: EngineView | None

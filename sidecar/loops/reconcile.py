@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Mapping, Sized
-from typing import TypeVar
+from collections.abc import Callable, Mapping
 
 import msgspec
 import structlog
@@ -17,22 +16,18 @@ from sidecar.core.decide import decided
 from sidecar.core.dialect_vllm import stale_prefix_cache
 from sidecar.core.handover import loaded_elsewhere, may_drop
 from sidecar.core.memory import Memory, dump
-from sidecar.core.placement import Assignment, isolated, place, place_isolated
+from sidecar.core.placement import Assignment, isolated
 from sidecar.core.plan import plan
-from sidecar.core.pool import Worker
 from sidecar.core.report import entries
 from sidecar.core.world import Peer, Plan, Rules, Status, Swap, Unload, World
 from sidecar.loops.engine_watch import EngineWatch
 from sidecar.loops.execute import Executor
+from sidecar.loops.placing import Placer
 from sidecar.model import Adapter, Decision, EngineView, Head, Record, State
 from sidecar.ports import Backend, BackendView, Clock, DiskFull, Engine, Fetcher, Meter, Peers, PeerUnreachable, Store
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
-
-# Placements up to so many pairs are computed in the event loop, beyond that in a thread (20,000 take about 20 ms).
-PAIRS_IN_LOOP = 5_000
 # Thought through at least this often, whatever happens or doesn't.
 LONGEST_NAP = 10.0
 SHORTEST_NAP = 0.05
@@ -72,8 +67,7 @@ class Reconciler:
         self._settle_until = clock() + settle_seconds
         self._changed = asyncio.Event()
         self._index: dict[str, tuple[Record, Peer]] = {}
-        self._placed: tuple[object, dict[str, Assignment]] | None = None
-        self._alone: tuple[object, frozenset[str]] | None = None
+        self._placer = Placer()
         self._base_models: tuple[str, ...] = (base_model,) if base_model else ()
         self._saved = b""
         self._tidied = 0.0
@@ -84,6 +78,7 @@ class Reconciler:
         self.plan: Plan | None = None
         self.world: World | None = None
         self.roster: sight.Roster | None = None
+        self.namesake: Record | None = None
         self.adapters: dict[str, Adapter] = {}
         self.withdrawn: dict[str, float] = {}
         # Served names whose traffic the platform sends here, None: unknown; standalone there is no such platform.
@@ -156,14 +151,22 @@ class Reconciler:
         self.adapters = {a.key: a for a in view.adapters or ()}
         catalog = select(view.adapters or (), frozenset(self._base_models))
         self._set_head(view, engine, len(foreign))
-        roster = sight.Roster(self._me(now), view.members or (), self._peer_index(), len(self.peers.unheard()))
-        self.roster = roster
-        assignments = await self._place(catalog, roster.workers)
+        peers, rival = self._peer_index(), self.peers.namesake()
+        # Everybody places by the record of who had the name first, so this worker does too, and holds no targets.
+        me = self._me(now) if rival is None else sight.as_peer(rival, now, True)
+        roster = sight.Roster(me, view.members or (), peers, len(self.peers.unheard()))
+        self.roster, self.namesake = roster, rival
+        assignments = await self._placer.place(catalog.active, roster.workers)
         cut_off = isolated(roster.reached, roster.listed)
         held = frozenset(a.key for a in catalog.active if a.served_name in owned)
         mine = frozenset(k for k, a in assignments.items() if self.head.name in a.targets)
-        if cut_off:
-            mine = await self._isolated_mine(catalog, roster.workers, held)
+        if rival is not None:
+            mine, roster.peers[me.head.name] = frozenset(), me
+        elif cut_off:
+            mine = await self._placer.isolated(catalog.active, roster.workers, me.head.name, held)
+        prefetch: dict[str, Assignment] = {}
+        if rival is None and not self.watch.seen:
+            prefetch = await self._placer.hoped(catalog.active, roster.hoped, me.head.name)
         decisions = self._decisions(catalog, roster.peers)
         pool = {n: p for n, (r, _) in self._index.items() if (p := r.suspicions)}
         pool[self.head.name] = tuple(self.memory.suspicions)
@@ -179,6 +182,7 @@ class Reconciler:
             assignments=assignments,
             mine=mine,
             peers=roster.peers,
+            prefetch=prefetch,
             unmatched=sight.unmatched(catalog.active, assignments, roster),
             engine=engine,
             engine_message=self.watch.message or "the engine does not answer",
@@ -197,7 +201,8 @@ class Reconciler:
         )
 
     def _learn_base_models(self, engine: EngineView | None) -> None:
-        if engine is not None:
+        # A list without a base model is no list of this engine's: vLLM always has one.
+        if engine is not None and engine.base_models:
             self._base_models = sight.base_model_names(engine, self._base_model)
             self.memory.base_models = self._base_models
         elif not self._base_models:
@@ -237,28 +242,6 @@ class Reconciler:
             fresh[name] = (seen.record, peer)
         self._index = fresh
         return {name: peer for name, (_, peer) in fresh.items()}
-
-    async def _place(self, catalog: Catalog, workers: list[Worker]) -> dict[str, Assignment]:
-        inputs = (catalog.active, tuple(workers))
-        if self._placed is None or self._placed[0] != inputs:
-            self._placed = (inputs, await self._compute(inputs, lambda: place(catalog.active, workers)))
-        return self._placed[1]
-
-    async def _isolated_mine(self, catalog: Catalog, workers: list[Worker], held: frozenset[str]) -> frozenset[str]:
-        inputs = (catalog.active, tuple(workers), held)
-        if self._alone is None or self._alone[0] != inputs:
-            everyone = [msgspec.structs.replace(w, up=True) for w in workers]
-            me = self.head.name
-            mine = await self._compute(inputs, lambda: place_isolated(catalog.active, everyone, workers, me, held))
-            self._alone = (inputs, mine)
-        return self._alone[1]
-
-    @staticmethod
-    async def _compute(inputs: tuple[Sized, ...], work: Callable[[], T]) -> T:
-        """`work`, in a thread if it takes long."""
-        if len(inputs[0]) * len(inputs[1]) > PAIRS_IN_LOOP:
-            return await asyncio.to_thread(work)
-        return work()
 
     def _decisions(self, catalog: Catalog, peers: Mapping[str, Peer]) -> dict[str, Decision]:
         found: dict[str, Decision] = {}
@@ -337,8 +320,7 @@ class Reconciler:
     def _engine_process(self, view: EngineView, lost_at: float) -> None:
         """Another engine process answers (`lost_at` 0: the first that this agent sees)."""
         if not lost_at:
-            if self.memory.process != view.process:
-                outcome.engine_restarted(self.memory, view.process)
+            outcome.agent_started(self.memory, view.process, self._clock())
             return
         self._meter.engine_restarted()
         suspect = None if self._backend.view().steering.terminating else poison.engine_died(self.memory, lost_at)
@@ -347,7 +329,8 @@ class Reconciler:
 
     def _ready_progress(self, world: World) -> None:
         """Which adapters were wanted when this worker first had a place and its engine answered."""
-        included = any(w.name == self.head.name and w.up for w in self.roster.workers) if self.roster else False
+        workers = self.roster.workers if self.roster and self.namesake is None else ()
+        included = any(w.name == self.head.name and w.up for w in workers)
         if self.wanted_first is None and included and world.settled and world.adapters_fresh:
             self.wanted_first = world.mine
 

@@ -228,6 +228,22 @@ def test_the_same_process_has_kept_its_cache() -> None:
     assert memory.history == past
 
 
+@pytest.mark.parametrize("process", ["p1", None])
+def test_a_new_agent_takes_loads_of_its_predecessor_as_over(process: str | None) -> None:
+    memory = Memory(process="p1")
+    outcome.load_begins(memory, A.key, "a", R1, "p1", NOW)
+    outcome.agent_started(memory, process, NOW + 5)
+    assert [a.ended for a in memory.attempts] == [NOW + 5]
+    assert memory.history == [LoadedOnce("p1", "a", R1)]
+
+
+def test_a_new_agent_beside_a_new_engine_blames_nobody() -> None:
+    memory = Memory(process="p1")
+    outcome.load_begins(memory, A.key, "a", R1, "p1", NOW)
+    outcome.agent_started(memory, "p2", NOW + 5)
+    assert (memory.attempts, memory.history, memory.process) == ([], [], "p2")
+
+
 # -- forgetting
 
 

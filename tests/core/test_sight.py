@@ -108,6 +108,20 @@ def test_a_worker_alone_is_complete() -> None:
     assert roster([], []).complete
 
 
+def test_hoped_for_are_those_that_are_up_and_those_whose_engines_are_starting() -> None:
+    peers = [
+        peer("worker-1", engine_seen=False, up=False),
+        peer("worker-2", up=False),
+        peer("worker-3", alive=False, engine_seen=False, up=False),
+        peer("worker-4"),
+    ]
+    seen = roster(peers, [*KUBERNETES, member("worker-3"), member("worker-4")])
+    assert {w.name: w.up for w in seen.hoped} == {
+        ME: True, "worker-1": True, "worker-2": False, "worker-3": False, "worker-4": True,
+    }  # fmt: skip
+    assert not next(w for w in seen.workers if w.name == "worker-1").up
+
+
 # -- fits no worker at all
 
 

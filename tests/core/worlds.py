@@ -120,6 +120,7 @@ def world(
         "assignments": placed,
         "mine": frozenset(k for k, a in placed.items() if ME in a.targets),
         "peers": {p.head.name: p for p in peers},
+        "prefetch": {},
         "unmatched": frozenset(),
         "engine": engine(**held) if up else None,
         "engine_message": "" if up else "the engine does not answer",

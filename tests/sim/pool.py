@@ -28,6 +28,7 @@ class SimWorker:
         self.engine = SimEngine(name, pool.rng, version, pool.clock)
         self.backend = SimBackend(name, self.uid)
         self.agent: Reconciler | None = None
+        self.peers: SimPeers | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -51,7 +52,7 @@ class SimWorker:
             capacity=lambda: self.capacity,
             rng=pool.rng,
         )
-        self.agent = agent
+        self.agent, self.peers = agent, peers
         peers.announce(agent.record)
         loops = (agent.run(), watch.run(agent.wake), peers.run(agent.wake))
         self._tasks = [asyncio.get_running_loop().create_task(loop) for loop in loops]
@@ -87,13 +88,16 @@ class SimPool:
         """Seconds since the epoch, as the agents have it."""
         return EPOCH + asyncio.get_running_loop().time()
 
-    def add_worker(self, zone: str = "", capacity: int = 100, version: str = "0.32.0") -> SimWorker:
+    def add_worker(
+        self, zone: str = "", capacity: int = 100, version: str = "0.32.0", *, start: bool = True
+    ) -> SimWorker:
         """A new worker that everybody's backend lists at once."""
         worker = SimWorker(self, f"worker-{self._made}", zone, capacity, version)
         self._made += 1
         self.workers[worker.name] = worker
         self.publish()
-        worker.start()
+        if start:
+            worker.start()
         return worker
 
     async def remove_worker(self, name: str) -> None:

@@ -79,6 +79,7 @@ class SimEngine:
         self.starts = 1
         self.up = True
         self.hung = False
+        self.base_models: tuple[BaseModel, ...] = (BaseModel(id=BASE, root="/models/base"),)
         self.adapters: dict[str, str] = {}
         self.refuses: set[str] = set()
         self.dies_of: set[str] = set()
@@ -106,7 +107,7 @@ class SimEngine:
         return EngineView(
             process=f"{self.name}-{self.starts}",
             version=self.version,
-            base_models=(BaseModel(id=BASE, root="/models/base"),),
+            base_models=self.base_models,
             adapters=dict(self.adapters),
             at=self._clock(),
         )
@@ -154,6 +155,8 @@ class Origin:
     contents: dict[str, str] = field(default_factory=dict)
     bad: set[str] = field(default_factory=set)
     out: bool = False
+    # How often it was asked for anything.
+    reads: int = 0
 
 
 class SimFetcher:
@@ -164,6 +167,7 @@ class SimFetcher:
 
     async def _content(self, adapter: Adapter) -> str:
         await asyncio.sleep(self._rng.uniform(0.01, 0.3))
+        self._origin.reads += 1
         if self._origin.out:
             raise OriginError("the origin is out")
         return self._origin.contents[adapter.source.uri]
@@ -233,6 +237,8 @@ class SimPeers:
 
     async def ask(self, name: str) -> Record:
         await asyncio.sleep(self._rng.uniform(0.001, 0.1))
+        if name == self._me and self.rival is not None:
+            return self.rival
         record = self._network.ask(self._me, name)
         self._seen[name] = (record, self._clock())
         return record
@@ -280,7 +286,7 @@ class SimBackend:
     async def run(self, changed: Callable[[], None]) -> None:
         raise NotImplementedError("views are set from outside")
 
-    async def publish(self, report: Report) -> None:
+    async def publish(self, report: Report) -> bool:
         raise NotImplementedError("the simulated platform reads records")
 
 
