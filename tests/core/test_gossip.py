@@ -8,7 +8,7 @@ from sidecar.core.messages import Standing
 from sidecar.model import Decision, RemoteFile, State
 from tests.core.gossip_pool import Pool, assert_converges
 
-SEEDS = range(3)
+SEEDS = range(2)
 REVISION = "sha256:" + "0" * 64
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.core.messages import (
@@ -52,6 +52,7 @@ def same(one: Replica, other: Replica) -> bool:
     return one.record() == other.record() and (one.generation, one.version) == (other.generation, other.version)
 
 
+@settings(max_examples=40)
 @given(st.lists(records, min_size=1, max_size=6))
 def test_what_is_written_is_what_is_read(written: list[Record]) -> None:
     replica = owner()
@@ -67,6 +68,7 @@ def test_what_is_written_is_what_is_read(written: list[Record]) -> None:
         assert not replica.write(record), "the same again is no news"
 
 
+@settings(max_examples=40)
 @given(st.lists(records, min_size=1, max_size=6), st.data())
 def test_any_deltas_in_any_order_never_lead_back_and_in_the_end_to_the_truth(
     written: list[Record], data: st.DataObject
@@ -92,6 +94,7 @@ def test_any_deltas_in_any_order_never_lead_back_and_in_the_end_to_the_truth(
     assert same(copy, source)
 
 
+@settings(max_examples=40)
 @given(st.lists(records, min_size=2, max_size=6), st.integers(0, 5))
 def test_copies_of_copies_are_equal(written: list[Record], at: int) -> None:
     source, relay, end = owner(), Replica(UID, 7), Replica(UID, 7)
