@@ -51,7 +51,7 @@ def add_parser(commands: Any) -> None:
         help="where the demo makes its directory, which engines must see at the same path (default: TMPDIR)",
     )
     parser.add_argument(
-        "--patience", type=float, default=40.0, metavar="SECONDS", help="a step that takes longer has failed (40)"
+        "--patience", type=float, default=60.0, metavar="SECONDS", help="a step that takes longer has failed (60)"
     )
 
 

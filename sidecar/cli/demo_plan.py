@@ -40,7 +40,7 @@ class Options:
     engine_api_key_file: str = ""
     adapters: tuple[str, ...] = ()
     work_dir: str = ""
-    patience: float = 40.0
+    patience: float = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)

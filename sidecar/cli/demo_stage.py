@@ -21,6 +21,8 @@ from sidecar.cli.demo_story import Story
 from sidecar.cli.demo_watch import Watch
 from sidecar.edges.filesystem import FileSystem, remove_tree
 
+_LEFT_OUT = "none is killed or restarted, agents are; at the end its adapters are unloaded from them"
+
 
 class Stage:
     """`play`, then `clear`, whatever happened. `verdict` is the story's result once it is over."""
@@ -52,6 +54,10 @@ class Stage:
         story = Story(pool, cast, eyes, watch, options.patience)
         screen = self._screen = make_screen(pool, story.steps(), cast.items, plain=options.plain)
         watch.shown = screen.show
+        if options.engine_urls:
+            screen.say(
+                f"On {len(options.engine_urls)} engines that serve {base}. They are not the demo's: {_LEFT_OUT}."
+            )
         watching = asyncio.create_task(watch.run())
         telling = asyncio.create_task(self._tell(story, watch, screen, _invitation(pool, cast)))
         try:

@@ -46,8 +46,9 @@ class Story:
         """All of them, in order."""
         first, new, cast = self.pool.first, self.pool.newcomer, self.cast
         own = self.pool.own_engines
-        engine = "a stub engine" if own else "your engine"
+        engine = "a stand-in for vLLM" if own else "one of your engines"
         restart = "kill -9 an engine" if own else "an engine forgets its adapters"
+        forgets = "the new process knows no adapters" if own else "unloaded behind the agent's back, as by a restart"
         return [
             Step(
                 f"start {len(first)} worker{'s' * (len(first) > 1)}",
@@ -76,7 +77,7 @@ class Story:
             ),
             Step(
                 restart,
-                "the new process knows no adapters; its agent loads them again without fetching a byte",
+                f"{forgets}; its agent loads them again without fetching a byte",
                 self._restart,
             ),
             Step(
@@ -176,7 +177,8 @@ class Story:
         if after != before:
             seen = f"{worker.name} made {after[0] - before[0]} fetches, {after[1] - before[1]} bytes"
             raise StepFailed("nothing is fetched again", [seen], [worker])
-        return f"{worker.name} has its {len(mine)} adapters again {seconds:.1f} s after it answered; 0 bytes fetched"
+        plural = "s" * (len(mine) > 1)
+        return f"{worker.name} has its {len(mine)} adapter{plural} again after {seconds:.1f} s; 0 bytes fetched"
 
     async def _update(self) -> str:
         old = self.cast.updated

@@ -66,7 +66,9 @@ class Total:
 
     def summary(self) -> str:
         """A sentence or two."""
-        failed = f"{self.failed} failed, all of them at what had just been killed" if self.failed else "none failed"
+        failed = (
+            f"{self.failed} failed, all of them at what the story had just broken" if self.failed else "none failed"
+        )
         late = f" {self.late} came too late to tell: this machine was busy." if self.late else ""
         return f"Of {self.requests} requests {failed}.{late}"
 
