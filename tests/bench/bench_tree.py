@@ -283,8 +283,8 @@ async def main() -> None:
     text = (
         f"{table(head, rows)}\n\n"
         f"{size / 1e6:.0f} MB from an origin that gives {options.rate:.0f} MB/s to all its readers together; the "
-        f"quickest of {RUNS} runs, but the\nmost bytes (as a multiple of the size) and memory of any. The budget is 1.4 "
-        "times one worker's time and 1.05 times its bytes."
+        f"quickest of {RUNS} runs,\nbut the most bytes (as a multiple of the size) and memory of any. The budget is "
+        "1.4 times one worker's time\nand 1.05 times its bytes."
     )
     print(text)
     if options.record:
