@@ -276,12 +276,15 @@ class ControlPlane:
     def audit(self, text: str = "") -> Iterator[Json]:
         """Every request that the API server has answered so far, as audit events of level Metadata.
 
-        Only those with `text` somewhere, if given: the log of a whole run is long.
+        Only those with `text` somewhere, if given: the log of a whole run is long. Those of nobody known (who came
+        before the API server could tell) are left out.
         """
         with self.audit_log.open(encoding="utf-8") as lines:
             for line in lines:
                 if text in line and line.endswith("\n"):
-                    yield json.loads(line)
+                    event = json.loads(line)
+                    if "username" in event["user"]:
+                        yield event
 
 
 def _object(body: bytes) -> Json:

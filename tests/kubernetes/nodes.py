@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -12,11 +13,15 @@ from pathlib import Path
 from tests.kubernetes.controlplane import ADMIN, API_URL, ControlPlane, Json, wait_until
 from tests.kubernetes.netns import die_with_parent
 
+# Each kubelet of a run has so many addresses of the pod network for itself.
+ADDRESSES = 2048
 ZONES = {"node-a": "zone-a", "node-b": "zone-b", "node-c": "zone-c"}
 
 
 class Nodes:
     """Nodes of the cluster whose pods are processes on this machine."""
+
+    _blocks = itertools.count()
 
     def __init__(self, plane: ControlPlane, directory: Path, zones: dict[str, str] | None = None) -> None:
         self.plane = plane
@@ -35,6 +40,7 @@ class Nodes:
                         str(plane.ca_file),
                     ),
                     *("--token", ADMIN, "--directory", str(directory)),
+                    *("--first-address", str(1 + ADDRESSES * next(self._blocks))),
                     *(f"{name}={zone}" for name, zone in (zones or ZONES).items()),
                 ],
                 stdin=subprocess.PIPE,

@@ -122,7 +122,17 @@ class Pool:
 
     def end_now(self, pod: str) -> None:
         """`kubectl delete pod --force`: gone at once, without grace."""
-        self.cluster.kubectl("delete", "pod", pod, "-n", self.namespace, "--force", "--grace-period=0", "--wait=false")
+        self.cluster.kubectl(
+            "delete",
+            "pod",
+            pod,
+            "-n",
+            self.namespace,
+            "--force",
+            "--grace-period=0",
+            "--wait=false",
+            "--ignore-not-found",
+        )
 
     # Looking at it
 
@@ -207,7 +217,7 @@ class Pool:
         return [
             event
             for event in self.cluster.audit(account)
-            if event["user"].get("username") == account and _seconds(event["stageTimestamp"]) >= since
+            if event["user"]["username"] == account and _seconds(event["stageTimestamp"]) >= since
         ]
 
     @staticmethod
@@ -287,13 +297,18 @@ class Outside(threading.Thread):
 
 
 def complete(address: str, model: str) -> str:
-    """Ask an engine for a completion; "" if it answers 200, else what it said. Raises OSError."""
+    """Ask an engine for a completion; "" if it answers 200, else what it said.
+
+    Raises OSError for one that gives no answer, or is in no state to (5xx).
+    """
     connection = http.client.HTTPConnection(address, 8000, timeout=10)
     try:
         body = json.dumps({"model": model, "prompt": "hello", "max_tokens": 1})
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         response = connection.getresponse()
         text = response.read().decode(errors="replace")
+        if response.status >= 500:
+            raise ConnectionError(f"{response.status} {text[:200]}")
         return "" if response.status == 200 else f"{response.status} {text[:200]}"
     except http.client.HTTPException as error:
         raise ConnectionError(repr(error)) from error

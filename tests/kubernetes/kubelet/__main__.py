@@ -17,7 +17,7 @@ import aiohttp
 
 from tests.kubernetes.kubelet.api import Api
 from tests.kubernetes.kubelet.container import now
-from tests.kubernetes.kubelet.network import forward
+from tests.kubernetes.kubelet.network import PodNetwork, forward
 from tests.kubernetes.kubelet.pod import Pod
 
 Json = dict[str, Any]
@@ -137,8 +137,10 @@ async def main() -> None:
     parser.add_argument("--ca", required=True)
     parser.add_argument("--token", required=True)
     parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--first-address", type=int, default=1, help="where in the pod network to begin")
     parser.add_argument("nodes", nargs="+", help="NAME=ZONE")
     args = parser.parse_args()
+    PodNetwork.following = args.first_address
     nodes = dict(node.split("=") for node in args.nodes)
     async with Api(args.server, args.ca, args.token) as api:
         await Kubelet(api, nodes, args.directory, args.server).run()

@@ -20,13 +20,16 @@ def forward() -> None:
 
 
 class PodNetwork:
-    """One pod's namespace and address; close it when the pod is gone."""
+    """One pod's namespace and address; close it when the pod is gone.
 
-    _next = 1
+    `following` is the next address's number in the pod network: kubelets beside each other begin far from each other.
+    """
+
+    following = 1
 
     def __init__(self) -> None:
-        number = PodNetwork._next
-        PodNetwork._next += 1
+        number = PodNetwork.following
+        PodNetwork.following += 1
         self.address = str(POD_NETWORK[number])
         self._link = f"pod{number}"
         self.namespace = NetworkNamespace()
