@@ -32,7 +32,8 @@ def versitygw() -> str | None:
 class S3Server:
     """`with S3Server() as s3: s3.put("bucket", "key", b"…")`; buckets are made when they are first put into."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self._host = host
         self.checks_signatures = versitygw() is not None
         self.endpoint = ""
         self._directory = ""
@@ -83,7 +84,7 @@ class S3Server:
             from moto.server import ThreadedMotoServer
 
             logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
-            self._moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+            self._moto = ThreadedMotoServer(ip_address=self._host, port=0)
             self._moto.start()
             host, port = self._moto.get_host_and_port()
             self.endpoint = f"http://{host}:{port}"
@@ -91,12 +92,12 @@ class S3Server:
         port = _free_port()
         self._directory = tempfile.mkdtemp(prefix="s3server-")
         self._process = subprocess.Popen(
-            [program, "--port", f"127.0.0.1:{port}", "--quiet", "--keep-alive", "posix", self._directory],
+            [program, "--port", f"{self._host}:{port}", "--quiet", "--keep-alive", "posix", self._directory],
             env={**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        self.endpoint = f"http://127.0.0.1:{port}"
+        self.endpoint = f"http://{self._host}:{port}"
         self._wait_until_it_answers()
         return self
 

@@ -54,6 +54,8 @@ class Pool:
         self.label = f"{name}-lora"
         # Added to the pods' spec: a person's own wishes, such as an affinity.
         self.pod_spec: Json = {}
+        # Added to the agent's variables: the AWS chain's, for example.
+        self.agent_env: dict[str, str] = {}
 
     # Putting it there
 
@@ -74,7 +76,16 @@ class Pool:
             cwd=REPOSITORY,
             env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         )
-        return done.stdout
+        return self._with_agent_env(done.stdout)
+
+    def _with_agent_env(self, text: str) -> str:
+        if not self.agent_env:
+            return text
+        documents = list(yaml.safe_load_all(text))
+        (workload,) = (d for d in documents if d["kind"] == "Deployment")
+        (agent,) = (c for c in workload["spec"]["template"]["spec"]["initContainers"] if c["name"] == "lora-sidecar")
+        agent.setdefault("env", []).extend({"name": k, "value": v} for k, v in self.agent_env.items())
+        return yaml.safe_dump_all(documents)
 
     def plain(self, replicas: int, capacity: int, **env: str) -> Json:
         """A vLLM Deployment as a person has it; `env` are the engine's variables."""
