@@ -18,13 +18,18 @@ from sidecar.cli.demo_pool import Worker
 from sidecar.model import Entry, Record, State
 
 _TIMEOUT = aiohttp.ClientTimeout(total=2.0)
-_ANSWER_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
+# A real engine on a busy CPU takes many seconds for its first answer.
+_ANSWER_TIMEOUT = aiohttp.ClientTimeout(total=60.0)
 _PROMPT = "The quick brown fox"
 _decoder = msgspec.json.Decoder(Record)
 
 
 class NoAnswer(Exception):
-    """A request that failed; the text is short and for people."""
+    """A request that failed; the text is short and for people. `status` is HTTP's, 0 if it didn't come to that."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,7 @@ class Eyes:
         except (aiohttp.ClientError, OSError) as error:
             raise NoAnswer(f"{url} can't be reached: {error}") from error
         if response.status != 200 and not any_status:
-            raise NoAnswer(f"{url} answers {response.status}: {text[:200]}")
+            raise NoAnswer(f"{url} answers {response.status}: {text[:200]}", response.status)
         return text
 
 

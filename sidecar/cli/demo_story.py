@@ -98,6 +98,7 @@ class Story:
         self._excuse = None
         seen = await step.run()
         await self._watch.fresh()
+        await self._watch.landed()
         if faults := tally.faults(self._excuse):
             but = f", but for what only {self._excuse.worker} had" if self._excuse else ""
             expected = f"no request fails and every adapter is served at any moment{but}"
@@ -148,7 +149,8 @@ class Story:
         self._victim.kill()
         seconds = await self._until_placed(f"what {self._victim.name} held is loaded elsewhere")
         gaps = [f"{name} {gap:.1f} s" for name, gap in sorted(self._watch.tally.gaps.items())]
-        without = f"unserved meanwhile: {', '.join(gaps)}" if gaps else "every adapter had another copy meanwhile"
+        silent = "unserved meanwhile" if self.pool.own_engines else "meanwhile no agent spoke for"
+        without = f"{silent}: {', '.join(gaps)}" if gaps else "every adapter had another copy meanwhile"
         room = "" if self._roomy else " as far as there is room"
         return f"what {self._victim.name} held is elsewhere{room} after {seconds:.1f} s; {without}"
 
@@ -283,7 +285,7 @@ class Story:
         try:
             await self._eyes.complete(worker.engine_url, item.served_name)
         except NoAnswer as error:
-            if " answers 404" in str(error):
+            if error.status == 404:
                 return
             raise StepFailed(f"{worker.name}'s engine answers 404 for {item.name}", [str(error)], [worker]) from error
         raise StepFailed(f"{worker.name}'s engine answers 404 for {item.name}", ["it still answers"], [worker])

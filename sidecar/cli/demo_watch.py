@@ -12,8 +12,10 @@ from sidecar.cli.demo_plan import DRAIN_SECONDS, Item
 from sidecar.cli.demo_pool import Pool, Worker
 
 INTERVAL = 0.2
-# A request must arrive within the drain; one that this machine held up for longer says nothing about the pool.
+# A request must arrive within the drain: "not found" for one that this machine held up for longer says nothing about
+# the pool.
 _LATE_SECONDS = 0.8 * DRAIN_SECONDS
+_NOT_FOUND = 404
 
 Law = Callable[[Snapshot], Sequence[str]]
 
@@ -76,6 +78,7 @@ class Total:
 class Watch:
     """Looks five times a second, and each time requests each of `items` from one worker that says Loaded.
 
+    Of each adapter one request is under way at a time, so that a slow engine is not buried in them.
     `law` names what a snapshot breaks. Answers of several workers are never of one moment, so only what a second look,
     directly after the first, shows as well is counted.
     """
@@ -90,6 +93,7 @@ class Watch:
         self._snapshot = Snapshot()
         self._news = asyncio.Event()
         self._gone_since: dict[str, float] = {}
+        self._flying: dict[str, asyncio.Task[None]] = {}
         self._turn = 0
 
     def begin(self) -> Tally:
@@ -107,10 +111,18 @@ class Watch:
 
     async def run(self) -> None:
         """Watch for ever."""
-        while True:
-            began = time.monotonic()
-            await self._round()
-            await asyncio.sleep(max(0.02, INTERVAL - (time.monotonic() - began)))
+        try:
+            while True:
+                began = time.monotonic()
+                await self._round()
+                await asyncio.sleep(max(0.02, INTERVAL - (time.monotonic() - began)))
+        finally:
+            for task in self._flying.values():
+                task.cancel()
+
+    async def landed(self) -> None:
+        """Wait for the requests that are under way now."""
+        await asyncio.gather(*self._flying.values())
 
     async def _round(self) -> None:
         items, tally = list(self.items), self.tally
@@ -127,7 +139,8 @@ class Watch:
         news, self._news = self._news, asyncio.Event()
         news.set()
         self._turn += 1
-        await asyncio.gather(*(self._request(snapshot, item, tally) for item in items))
+        for item in items:
+            self._fly(snapshot, item, tally)
         self.shown(snapshot, self.total.requests)
 
     @staticmethod
@@ -143,16 +156,22 @@ class Watch:
         for name in set(self._gone_since) - gone:
             tally.gaps[name] = max(tally.gaps.get(name, 0.0), now - self._gone_since.pop(name))
 
-    async def _request(self, snapshot: Snapshot, item: Item, tally: Tally) -> None:
-        told = snapshot.told(item)
-        if not told:
+    def _fly(self, snapshot: Snapshot, item: Item, tally: Tally) -> None:
+        told, before = snapshot.told(item), self._flying.get(item.name)
+        if before is not None and not before.done():
             return
-        worker = self._worker(told[self._turn % len(told)])
+        if before is not None:
+            before.result()  # whatever it should not have raised
+        if told:
+            worker = self._worker(told[self._turn % len(told)])
+            self._flying[item.name] = asyncio.create_task(self._request(snapshot.began, worker, item, tally))
+
+    async def _request(self, told_at: float, worker: Worker, item: Item, tally: Tally) -> None:
         self.total.requests += 1
         try:
             answer = await self._eyes.complete(worker.engine_url, item.served_name)
         except NoAnswer as error:
-            if time.monotonic() - snapshot.began > _LATE_SECONDS:
+            if error.status == _NOT_FOUND and time.monotonic() - told_at > _LATE_SECONDS:
                 tally.late += 1
                 self.total.late += 1
                 return
