@@ -1,0 +1,70 @@
+"""When the prefix cache may be dropped for new weights: not while a request still runs on the old ones."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from sidecar.loops.stale_cache import LOOKS, PAUSE, QUIET_SECONDS, can_drop, drop_blocks
+from sidecar.model import EngineView
+from sidecar.ports import EngineUnavailable
+from tests.sim.loop import run
+
+
+@dataclass
+class Engine:
+    """Requests of "a" end at `until`; `resets` notes when the cache was dropped."""
+
+    until: float = 0.0
+    tells: bool = True
+    resettable: bool = True
+    resets: list[float] = field(default_factory=list)
+
+    async def look(self) -> EngineView:
+        raise NotImplementedError
+
+    async def load(self, name: str, path: str) -> None:
+        raise NotImplementedError
+
+    async def unload(self, name: str) -> None:
+        raise NotImplementedError
+
+    async def limits(self) -> None:
+        raise NotImplementedError
+
+    async def in_flight(self) -> frozenset[str] | None:
+        if not self.tells:
+            return None
+        return frozenset({"a", "b"} if asyncio.get_running_loop().time() < self.until else {"b"})
+
+    async def reset_prefix_cache(self) -> bool:
+        self.resets.append(asyncio.get_running_loop().time())
+        return self.resettable
+
+
+def test_the_cache_is_dropped_once_no_request_of_the_name_is_left() -> None:
+    engine = Engine(until=7.0)
+    assert run(drop_blocks(engine, "a")) is True
+    assert engine.resets == [7.0 + (LOOKS - 1) * PAUSE]
+
+
+def test_requests_of_other_names_do_not_matter() -> None:
+    engine = Engine(until=1e9)
+    assert run(drop_blocks(engine, "c")) is True
+    assert len(engine.resets) == 1
+
+
+@pytest.mark.parametrize("engine", [Engine(until=1e9), Engine(tells=False)])
+def test_without_quiet_nothing_is_dropped(engine: Engine) -> None:
+    with pytest.raises(EngineUnavailable, match=f"requests of 'a' still run after {QUIET_SECONDS:g} s"):
+        run(drop_blocks(engine, "a"))
+    assert engine.resets == []
+
+
+def test_an_engine_without_a_way_to_says_so_before_the_name_is_out_of_service() -> None:
+    assert run(can_drop(Engine())) is True
+    assert run(can_drop(Engine(resettable=False))) is False
+    with pytest.raises(EngineUnavailable, match="the metrics don't tell"):
+        run(can_drop(Engine(tells=False)))
