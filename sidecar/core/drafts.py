@@ -18,14 +18,23 @@ KEEPS_QUARANTINED_AFTER = 600.0
 
 
 def wanted_revision(world: World, adapter: Adapter) -> str | None:
-    """The revision this worker should serve: the pool's, or the one before it if this engine refused the pool's."""
+    """The revision this worker should serve: the pool's, or the one before it if this engine refused the pool's, died
+    of it, or must not try it."""
     decision = world.decisions.get(adapter.key)
     if decision is None:
         return None
     previous = world.memory.previous.get(adapter.key)
-    if refused_revision(world.memory, adapter) == decision.revision and previous and previous in world.disk:
-        return previous
-    return decision.revision
+    if previous is None or previous not in world.disk or blocked(world, previous):
+        return decision.revision
+    refused = refused_revision(world.memory, adapter) == decision.revision
+    return previous if refused or blocked(world, decision.revision) else decision.revision
+
+
+def blocked(world: World, revision: str | None) -> str | None:
+    """Why this revision may not be newly loaded: it kills engines. None if it may."""
+    if revision in rejected(world.memory):
+        return "the engine died twice with this revision; it is not loaded again until its content changes"
+    return QUARANTINED if revision in world.quarantined else None
 
 
 class Draft:
@@ -99,17 +108,22 @@ class Draft:
 
     def loaded(self, adapter: Adapter, revision: str, message: str = "") -> None:
         """It serves, and gets its traffic."""
-        refused, decision = refused_revision(self.world.memory, adapter), self.world.decisions.get(adapter.key)
-        if refused and not message and decision is not None and decision.revision == refused:
-            retry = self.world.memory.retries.get(adapter.key)
-            message = retry.message if retry else "the engine refused newer content; this revision goes on serving"
-        looked = trial(self.world.memory, adapter)
-        if looked is not None and not message:
-            message = f"looking for new content failed, this revision goes on serving: {looked.message}"
         self.say(
             adapter.key, State.LOADED, adapter.served_name,
-            revision=revision, message=message, routed=True,
+            revision=revision, message=message or self._why_not_newer(adapter, revision), routed=True,
         )  # fmt: skip
+
+    def _why_not_newer(self, adapter: Adapter, revision: str) -> str:
+        """What keeps newer content than the one that serves from this worker; "" if nothing does."""
+        memory, decision = self.world.memory, self.world.decisions.get(adapter.key)
+        if decision is not None and decision.revision != revision:
+            if refused_revision(memory, adapter) == decision.revision:
+                retry = memory.retries.get(adapter.key)
+                return retry.message if retry else "the engine refused newer content; this revision goes on serving"
+            if why := blocked(self.world, decision.revision):
+                return f"newer content is held back: {why}"
+        looked = trial(memory, adapter)
+        return f"looking for new content failed, this revision goes on serving: {looked.message}" if looked else ""
 
     def draining(self, adapter: Adapter, revision: str) -> None:
         """It serves still, but no longer gets traffic."""
@@ -144,9 +158,9 @@ class Draft:
         if want is not None and self.cache.verdict(adapter, want) == "hold":
             self.held(adapter, "")
             return
-        blocked = self.blocked(want)
-        if want is not None and blocked is not None:
-            self.rejected(adapter, want, blocked, None)
+        why = blocked(self.world, want)
+        if want is not None and why is not None:
+            self.rejected(adapter, want, why, None)
             return
         retry = self.world.memory.retries.get(adapter.key)
         state = State.REJECTED if retry and retry.rejected else State.FAILED
@@ -176,13 +190,7 @@ class Draft:
             return False
         if have == want:
             return self.condemned(name, want)
-        return self.cache.verdict(adapter, want) == "hold" or (have is None and self.blocked(want) is not None)
-
-    def blocked(self, want: str | None) -> str | None:
-        """Why this revision may not be newly loaded: it kills engines. None if it may."""
-        if want in rejected(self.world.memory):
-            return "the engine died twice with this revision; it is not loaded again until its content changes"
-        return QUARANTINED if want in self.world.quarantined else None
+        return self.cache.verdict(adapter, want) == "hold" or (have is None and blocked(world, want) is not None)
 
     def retry(self, adapter: Adapter, revision: str) -> Retry | None:
         """The failures in a row of the present input (source and revision), if any."""

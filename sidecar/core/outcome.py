@@ -30,6 +30,8 @@ LOAD = Backoff(first=1.0, factor=3.0, cap=300.0)
 # Memory does not come free within seconds: case of an engine out of GPU memory.
 SCARCE = Backoff(first=30.0, factor=2.0, cap=900.0)
 
+# The engine is looked at once a second.
+UNREACHED = 1.0
 FAILURES_TO_AVOID = 3
 AVOID_FIRST = 600.0
 AVOID_CAP = 7200.0
@@ -46,6 +48,14 @@ def failed(
     memory.retries[adapter.key] = Retry(input=input_, failures=failures, not_before=not_before, message=message)
     if failures % FAILURES_TO_AVOID == 0:
         _avoid(memory, adapter, revision, now)
+
+
+def put_off(memory: Memory, adapter: Adapter, revision: str, message: str, now: float) -> None:
+    """The engine was not reached: no failure of this adapter, but no use to try at once again either."""
+    old = memory.retries.get(adapter.key)
+    input_ = f"{adapter.source_id}@{revision}"
+    failures = old.failures if old and _same_source(old.input, adapter.source_id) else 0
+    memory.retries[adapter.key] = Retry(input=input_, failures=failures, not_before=now + UNREACHED, message=message)
 
 
 def _same_source(input_: str, source_id: str) -> bool:
@@ -133,6 +143,11 @@ def load_ended(memory: Memory, key: str, revision: str, now: float) -> None:
         else a
         for a in memory.attempts
     ]
+
+
+def load_unsent(memory: Memory, key: str, revision: str) -> None:
+    """The engine was not even reached: whatever it died of, it wasn't this."""
+    memory.attempts = [a for a in memory.attempts if a.ended is not None or (a.key, a.revision) != (key, revision)]
 
 
 def loaded(memory: Memory, adapter: Adapter, revision: str, now: float) -> None:

@@ -12,7 +12,7 @@ memory, an agent reaches the same end state. The laws it keeps, each a property 
 from __future__ import annotations
 
 from sidecar.core import handover, update
-from sidecar.core.drafts import QUARANTINED, Draft, wanted_revision
+from sidecar.core.drafts import QUARANTINED, Draft, blocked, wanted_revision
 from sidecar.core.memory import trial
 from sidecar.core.poison import suspected
 from sidecar.core.world import Fetch, Load, Plan, Unload, World
@@ -57,9 +57,9 @@ def _target(draft: Draft, adapter: Adapter) -> None:
     if want is None or want not in world.disk:
         _fetch(draft, adapter, have)
         return
-    blocked = draft.blocked(want)
-    if blocked is not None:
-        draft.rejected(adapter, want, blocked, have)
+    why = blocked(world, want)
+    if why is not None:
+        draft.rejected(adapter, want, why, have)
     elif world.engine is None:
         draft.say(adapter.key, State.PENDING, name, revision=want, message=world.engine_message)
     elif have is not None:
@@ -186,6 +186,9 @@ def _not_target(draft: Draft, adapter: Adapter) -> None:
     world, name, key = draft.world, adapter.served_name, adapter.key
     have = world.owned.get(name) if world.engine else None
     assignment = world.assignments.get(key)
+    if name in world.going and name not in world.memory.drains:
+        update.under_way(draft, adapter, have or "", message="changing over")
+        return
     if have is None:
         if key in world.prefetch and not draft.avoids(adapter):
             _prefetch(draft, adapter)
@@ -196,6 +199,9 @@ def _not_target(draft: Draft, adapter: Adapter) -> None:
     if name in world.going:
         draft.drained(name, 0.0)
         draft.draining(adapter, have)
+        return
+    if draft.condemned(name, have):
+        _drop_condemned(draft, adapter, have)
         return
     if not handover.may_drop(world, adapter, since):
         draft.loaded(adapter, have)

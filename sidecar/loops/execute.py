@@ -25,6 +25,7 @@ from sidecar.ports import (
     DiskFull,
     EdgeError,
     Engine,
+    EngineDisconnected,
     EngineRefused,
     EngineTimeout,
     EngineUnavailable,
@@ -171,7 +172,9 @@ class Executor:
             await self._engine.load(name, path)
         except (EngineRefused, EngineTimeout, EngineUnavailable) as raised:
             error = raised
-        if not isinstance(error, EngineUnavailable):
+        if isinstance(error, EngineUnavailable) and not isinstance(error, EngineDisconnected):
+            outcome.load_unsent(self._memory, adapter.key, revision)
+        elif error is None or isinstance(error, EngineRefused | EngineTimeout):
             outcome.load_ended(self._memory, adapter.key, revision, self._clock())
         seen = await self._watch.look()
         if seen is not None and seen.adapters.get(name) == path:
@@ -190,6 +193,9 @@ class Executor:
             str(error) if error else f"the engine said yes, but does not list {name!r} with the path of {revision}"
         )
         log.warning("adapter_load_failed", adapter=adapter.key, served_name=name, revision=revision, error=message)
+        if isinstance(error, EngineUnavailable) and not isinstance(error, EngineDisconnected):
+            outcome.put_off(self._memory, adapter, revision, message, self._clock())
+            return
         scarce = isinstance(error, EngineRefused) and error.reason == REASON_OUT_OF_MEMORY
         # A wrong key, a missing mount or a name that someone else took says nothing about the content.
         content = isinstance(error, EngineRefused) and error.reason == REASON_REFUSED

@@ -149,6 +149,28 @@ def test_a_look_that_goes_well_ends_the_failures(end: str) -> None:
 # -- loads
 
 
+def test_a_load_that_was_never_sent_is_blamed_for_nothing() -> None:
+    memory = Memory()
+    outcome.load_begins(memory, B.key, "b", R2, "p1", NOW - 90)
+    outcome.load_ended(memory, B.key, R2, NOW - 89)
+    outcome.load_begins(memory, A.key, "a", R1, "p1", NOW)
+    outcome.load_unsent(memory, A.key, R1)
+    assert [a.revision for a in memory.attempts] == [R2]
+
+
+def test_an_engine_out_of_reach_is_no_failure_of_the_adapter() -> None:
+    memory = Memory()
+    for i in range(9):
+        outcome.put_off(memory, A, R1, "no connection", NOW + i)
+    assert memory.avoid == {}
+    assert memory.retries[A.key].not_before == NOW + 9
+    fail(memory, 2)
+    outcome.put_off(memory, A, R1, "no connection", NOW)
+    assert memory.retries[A.key].failures == 2
+    fail(memory)
+    assert A.key in memory.avoid
+
+
 def test_a_load_is_remembered_before_it_is_tried() -> None:
     memory = Memory()
     outcome.load_begins(memory, A.key, "a", R1, "p1", NOW)

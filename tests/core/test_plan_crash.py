@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sidecar.core.memory import Memory
-from sidecar.model import State
+from sidecar.model import State, Suspicion
 
 from .one_worker import PROCESS, OneWorker, states
 from .worlds import ME, NOW, R1, R2, adapter, decision, entry, peer
@@ -65,6 +65,12 @@ def refused_update_beside_another() -> OneWorker:
     return made
 
 
+def poisoned_update() -> OneWorker:
+    """The engine has died of the new content, twice, and started anew."""
+    memory = kept(suspicions=[Suspicion(revision=R2, kind="rejection", at=NOW)])
+    return OneWorker([NEW], facts(), disk={R1, R2}, memory=memory, contents=CONTENTS)
+
+
 def handover() -> OneWorker:
     there = facts(targets={"a": ["worker-1"]}, peers={"worker-1": [entry(A)]})
     return OneWorker([A], there, engine={"a": R1}, disk={R1}, memory=kept(), contents=CONTENTS)
@@ -110,6 +116,7 @@ STORIES = [
     update_beside_another,
     refused_update,
     refused_update_beside_another,
+    poisoned_update,
     handover,
     taking_over,
     deletion,
@@ -125,6 +132,7 @@ ENDS: dict[str, dict[str, str]] = {
     "update_beside_another": {"a": R2},
     "refused_update": {"a": R1},
     "refused_update_beside_another": {"a": R1},
+    "poisoned_update": {"a": R1},
     "handover": {},
     "taking_over": {"a": R1},
     "deletion": {},

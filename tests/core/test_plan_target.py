@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -249,6 +251,30 @@ def test_a_young_copy_of_a_quarantined_revision_stays_while_anything_is_unknown(
     )
     assert unloads(made) == []
     assert made.statuses[A.key].routed
+
+
+def test_a_young_copy_goes_also_where_it_is_wanted_no_longer() -> None:
+    young = drained(memory=Memory(loaded_at={"a": NOW - 100}))
+    made = plan_of(
+        A, targets={"a": ["worker-1"]}, wants={"a": R1}, owned={"a": R1}, quarantined=frozenset({R1}), **young
+    )
+    assert len(unloads(made)) == 1
+
+
+@pytest.mark.parametrize("why", ["rejected", "quarantined"])
+def test_who_must_not_load_the_new_content_loads_the_old_again(why: str) -> None:
+    memory = Memory(suspicions=[suspicion(R2, "rejection")] if why == "rejected" else [], previous={A.key: R1})
+    fields: dict[str, Any] = {
+        "wants": {"a": R2},
+        "disk": [R1, R2],
+        "memory": memory,
+        "quarantined": frozenset({R2} if why == "quarantined" else ()),
+    }
+    assert [a.revision for a in loads(plan_of(A, **fields))] == [R1]
+    made = plan_of(A, **fields, owned={"a": R1})
+    status = made.statuses[A.key]
+    assert (status.state, status.revision, status.routed, status.avoid) == (State.LOADED, R1, True, False)
+    assert "held back" in status.message
 
 
 # -- refused updates

@@ -54,6 +54,17 @@ def test_the_label_stays_until_the_old_one_is_unloaded() -> None:
     assert not between.statuses[A.key].routed
 
 
+def test_who_is_no_target_any_more_ends_the_change_over_that_it_began() -> None:
+    going: dict[str, Any] = {"busy_names": frozenset({"a"}), "going": frozenset({"a"})}
+    made = plan_of(A, **targets("worker-1"), **NEW, **going)
+    assert made.actions == ()
+    assert made.statuses[A.key].routed
+    assert made.drains == {}
+    between = plan_of(A, **targets("worker-1"), wants={"a": R2}, disk=[R1, R2], **going)
+    assert between.statuses[A.key].state == State.LOADING
+    assert not between.statuses[A.key].routed
+
+
 @pytest.mark.parametrize(
     "silent",
     [

@@ -30,6 +30,7 @@ class Watcher:
         self._sudden = -60.0
         self._watched: set[str] = set()
         self._routed: dict[tuple[str, str], float] = {}
+        self._stale: dict[str, float] = {}
 
     def note(self, text: str) -> None:
         """Keep an event for the report of a failure."""
@@ -63,7 +64,8 @@ class Watcher:
         record = self.pool.network.records.get(worker)
         backend = self.pool.workers[worker].backend
         adapter = next((a for a in backend.adapters or () if a.served_name == name), None)
-        if not backend.fresh:
+        # The engine takes a moment for what it was asked before.
+        if self._stale_for(worker) > 0.2:
             self._fault(f"{worker} unloads {name} while its lists are stale")
         entry = next((e for e in record.entries if e.served_name == name), None) if record else None
         if adapter is None or entry is None or entry.state in (State.DRAINING, State.REJECTED):
@@ -83,13 +85,20 @@ class Watcher:
             return
         self._fault(f"{worker} unloads {name} in state {entry.state}")
 
+    def _stale_for(self, worker: str) -> float:
+        """Seconds for which the worker's lists have been stale, as far as was seen."""
+        return asyncio.get_running_loop().time() - self._stale.get(worker, asyncio.get_running_loop().time())
+
     def _must_serve(self, key: str) -> bool:
         adapter = self.pool.adapters.get(key)
         if adapter is None:
             return False
         # Where room runs out, what comes last by priority and age is served nowhere, and says so.
         worlds = [w.agent.world for w in self.pool.workers.values() if w.agent and w.agent.world]
-        return not any(key in w.assignments and not w.assignments[key].targets for w in worlds)
+        if any(key in w.assignments and not w.assignments[key].targets for w in worlds):
+            return False
+        # What killed engines of several workers may be served nowhere.
+        return not any(d.revision in w.quarantined for w in worlds if (d := w.decisions.get(key)))
 
     def _elsewhere(self, worker: str, name: str) -> bool:
         return any(n != worker and w.engine.up and name in w.engine.adapters for n, w in self.pool.workers.items())
@@ -103,6 +112,10 @@ class Watcher:
                 if (error := worker.crashed()) is not None:
                     raise Broken(f"{worker.name}: {error!r}") from error
                 self._check_files(worker.name)
+                if worker.backend.fresh:
+                    self._stale.pop(worker.name, None)
+                else:
+                    self._stale.setdefault(worker.name, now)
                 record = self.pool.network.records.get(worker.name)
                 for entry in record.entries if record else ():
                     if entry.state == State.LOADED:

@@ -235,7 +235,7 @@ class Story:
         for worker in list(self.pool.workers.values()):
             if worker.engine.version == "0.30.0":
                 await asyncio.sleep(70)  # an engine that ends sooner after a load counts as killed by it
-                self.watch.excuse(60)
+                self.watch.excuse(90)  # held back everywhere, it is served again by the next that is restarted
                 worker.engine.kill()
                 worker.engine.start()
 

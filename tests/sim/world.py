@@ -15,6 +15,7 @@ from sidecar.model import Adapter, BaseModel, EngineView, Listing, Member, Recor
 from sidecar.ports import (
     AdapterRejected,
     BackendView,
+    EngineDisconnected,
     EngineRefused,
     EngineTimeout,
     EngineUnavailable,
@@ -99,7 +100,7 @@ class SimEngine:
         before = self.starts
         await asyncio.sleep(self._rng.uniform(low, high))
         if not self.up or self.starts != before:
-            raise EngineUnavailable(f"{self.name}: connection reset")
+            raise EngineDisconnected(f"{self.name}: connection reset")
         return before
 
     async def look(self) -> EngineView:
@@ -117,13 +118,13 @@ class SimEngine:
         if path in self.dies_of:
             self.kill()
             self.on_change("died", path)
-            raise EngineUnavailable(f"{self.name}: connection reset")
+            raise EngineDisconnected(f"{self.name}: connection reset")
         if path in self.refuses:
             raise EngineRefused(f"{self.name} refuses {path}")
         if self.hung:
             await asyncio.sleep(20.0)
             if not self.up or self.starts != process:
-                raise EngineUnavailable(f"{self.name}: connection reset")
+                raise EngineDisconnected(f"{self.name}: connection reset")
             self.adapters.setdefault(name, path)
             raise EngineTimeout(f"{self.name}: no answer in time")
         if name in self.adapters:
