@@ -192,9 +192,11 @@ class Folder:
         if at_face_value or not file.in_force:
             del self._files[name]
             self._changed()
-        elif len(file.leaving) < len(file.in_force) or file.faults:
+            return
+        file.stamp, file.pending = None, None
+        if len(file.leaving) < len(file.in_force) or file.faults:
             file.leaving = {key: file.leaving.get(key, now) for key in file.in_force}
-            file.stamp, file.pending, file.faults, file.held = None, None, (), set()
+            file.faults, file.held = (), set()
             self._changed()
 
     def _wants(self, name: str, stamp: Stamp, now: float) -> bool:
