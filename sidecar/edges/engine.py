@@ -60,6 +60,9 @@ IDENTIFY_TIMEOUT = 1.0
 IDENTIFY_INTERVAL = 10.0
 CONNECT_TIMEOUT = 2.0
 RESET_TIMEOUT = 10.0
+# One load after the other: each is quicker then, and it is plain which one kills the engine. But one that hangs must not
+# keep the others out until its timeout.
+LOADS_ALONE = 5.0
 # vLLM gathers what it knows about the machine for its first answer to /server_info: seconds.
 INFO_TIMEOUT = 10.0
 # 20,000 adapters in /v1/models are 12 MB; vLLM's own metrics 50 KB and a line per combination of adapters.
@@ -68,7 +71,10 @@ MAX_ANSWER = 64 * 1024
 
 
 class VllmEngine:
-    """`ports.Engine` for one vLLM server. Safe for concurrent use: at a time one call per name, and one load in all."""
+    """`ports.Engine` for one vLLM server.
+
+    Safe for concurrent use: at a time one call per name, and one load in all as long as the engine answers in good time.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, settings: Settings, clock: Clock, api_key: str = "") -> None:
         """`api_key` serves where no file is named. Raises ValueError for an unusable `settings.engine_url`."""
@@ -133,7 +139,7 @@ class VllmEngine:
         EngineUnavailable (never sent).
         """
         wait = self._settings.load_timeout
-        async with self._turns.hold(f"name {name}", wait), self._turns.hold("load", wait):
+        async with self._turns.hold(f"name {name}", wait), self._turns.hold("load", wait, LOADS_ALONE):
             status, body = await self._post(
                 "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, self._settings.load_timeout, name
             )

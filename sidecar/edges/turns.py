@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -17,8 +18,9 @@ class Turns:
         self._locks: dict[str, tuple[asyncio.Lock, list[int]]] = {}
 
     @asynccontextmanager
-    async def hold(self, key: str, wait: float) -> AsyncIterator[None]:
-        """Hold `key` for the time of the block. Raises EngineUnavailable if that takes longer than `wait` seconds."""
+    async def hold(self, key: str, wait: float, longest: float = math.inf) -> AsyncIterator[None]:
+        """Hold `key` for the time of the block, but no longer than `longest` seconds: the next holder comes then, though
+        the block goes on. Raises EngineUnavailable if the turn doesn't come within `wait` seconds."""
         lock, users = self._locks.setdefault(key, (asyncio.Lock(), [0]))
         users[0] += 1
         try:
@@ -29,10 +31,21 @@ class Turns:
                 raise EngineUnavailable(
                     f"not sent: an earlier call to the engine ({key}) has had no answer for {wait:g} s"
                 ) from None
+            given_back = False
+
+            def give_back() -> None:
+                nonlocal given_back
+                if not given_back:
+                    given_back = True
+                    lock.release()
+
+            timer = asyncio.get_running_loop().call_later(longest, give_back) if longest < math.inf else None
             try:
                 yield
             finally:
-                lock.release()
+                if timer is not None:
+                    timer.cancel()
+                give_back()
         finally:
             users[0] -= 1
             if not users[0]:

@@ -44,3 +44,25 @@ async def test_who_waits_too_long_is_told_what_it_waited_for() -> None:
         async with turns.hold("name a", 0.01):
             assert len(turns) == 2
     assert len(turns) == 0
+
+
+async def test_who_holds_on_too_long_lets_the_next_one_in_and_ends_in_peace() -> None:
+    turns = Turns()
+    hangs, ended = asyncio.Event(), asyncio.Event()
+
+    async def hang() -> None:
+        async with turns.hold("load", 1.0, longest=0.02):
+            await hangs.wait()
+        ended.set()
+
+    task = asyncio.create_task(hang())
+    await asyncio.sleep(0)
+    async with turns.hold("load", 5.0):
+        hangs.set()
+        await ended.wait()
+        # The one that hung has given back only what was its own.
+        with pytest.raises(EngineUnavailable):
+            async with turns.hold("load", 0.01):
+                raise AssertionError("two at once")
+    await task
+    assert len(turns) == 0
