@@ -93,10 +93,11 @@ def test_no_fault_costs_a_byte_that_is_here(contents: dict[str, bytes], faults: 
     assert sum(end - start for _, start, end in origin.delivered) == origin.listing.size
 
 
-@given(some_contents, st.integers(0, 12), st.data())
+# The journal's length depends on which parts come first, so its beginning is drawn as a share of it.
+@given(some_contents, st.integers(0, 12), st.integers(0, 200), st.binary(max_size=4))
 @settings(max_examples=40)
 def test_a_crash_at_any_place_is_taken_up_from_what_was_noted(
-    contents: dict[str, bytes], answers: int, data: st.DataObject
+    contents: dict[str, bytes], answers: int, share: int, junk: bytes
 ) -> None:
     with TemporaryDirectory() as directory:
         dying = Memory(contents, [None] * answers + [7] * 100)
@@ -106,7 +107,7 @@ def test_a_crash_at_any_place_is_taken_up_from_what_was_noted(
         # What a power cut leaves: some beginning of the journal, and behind it what no sector was written for.
         journal = Path(directory, "journal")
         noted = journal.read_bytes()
-        journal.write_bytes(noted[: data.draw(st.integers(0, len(noted)))] + data.draw(st.binary(max_size=4)))
+        journal.write_bytes(noted[: len(noted) * share // 200] + junk)
         assert asyncio.run(brought(Path(directory), Memory(contents))) == hashes(contents)
 
 
