@@ -89,16 +89,25 @@ class VllmServer:
             return False
 
     def exited(self) -> int | None:
-        """The exit status of the first process, None while it runs."""
-        return self._process.poll() if self._process else 0
+        """The exit status of the first process (negative: a signal), None while it runs.
+
+        It isn't reaped before its group is gone: a process id that is free again may lead somebody else's group.
+        """
+        if self._process is None or self._process.returncode is not None:
+            return self._process.returncode if self._process else 0
+        found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def tail(self) -> str:
         """The end of its log."""
         return self.log.read_bytes()[-8000:].decode("utf-8", "replace")
 
     def signal(self, number: int) -> None:
-        """Send a signal to the whole group."""
+        """Send a signal to the whole group, which has a member at least until its leader is reaped."""
         assert self._process is not None
+        assert self._process.returncode is None
         os.killpg(self._process.pid, number)
 
     def workers(self) -> list[int]:
@@ -110,36 +119,28 @@ class VllmServer:
     def kill(self) -> None:
         """kill -9 of every process."""
         self.signal(signal.SIGKILL)
-        self._gone()
+        self._reap()
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL for what is left. Does nothing if it never ran."""
-        if self._process is None:
+        """SIGTERM, then SIGKILL for what is left. Does nothing if it never ran, or is over."""
+        if self._process is None or self._process.returncode is not None:
             return
         for number in (signal.SIGCONT, signal.SIGTERM):
-            self._try(number)
+            self.signal(number)
         deadline = time.monotonic() + STOP_SECONDS
         while time.monotonic() < deadline and _group(self._process.pid):
-            self._process.poll()
             time.sleep(0.05)
-        self._try(signal.SIGKILL)
-        self._gone()
+        self.signal(signal.SIGKILL)
+        self._reap()
 
-    def _try(self, number: int) -> None:
+    def _reap(self) -> None:
         assert self._process is not None
-        try:
-            os.killpg(self._process.pid, number)
-        except ProcessLookupError:
-            return
-
-    def _gone(self) -> None:
-        assert self._process is not None
-        self._process.wait(STOP_SECONDS)
         deadline = time.monotonic() + STOP_SECONDS
         while _group(self._process.pid):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"processes of {self.url} outlive SIGKILL: {_group(self._process.pid)}")
             time.sleep(0.05)
+        self._process.wait(STOP_SECONDS)
 
 
 def _group(leader: int) -> list[int]:
