@@ -60,8 +60,8 @@ IDENTIFY_TIMEOUT = 1.0
 IDENTIFY_INTERVAL = 10.0
 CONNECT_TIMEOUT = 2.0
 RESET_TIMEOUT = 10.0
-# One load after the other: each is quicker then, and it is plain which one kills the engine. But one that hangs must not
-# keep the others out until its timeout.
+# One load after the other: each is quicker then, and it is plain which one kills the engine. But one that hangs must
+# not keep the others out until its timeout.
 LOADS_ALONE = 5.0
 # vLLM gathers what it knows about the machine for its first answer to /server_info: seconds.
 INFO_TIMEOUT = 10.0
@@ -73,7 +73,7 @@ MAX_ANSWER = 64 * 1024
 class VllmEngine:
     """`ports.Engine` for one vLLM server.
 
-    Safe for concurrent use: at a time one call per name, and one load in all as long as the engine answers in good time.
+    Safe for concurrent use: at a time one call per name, and one load in all as long as it is answered in good time.
     """
 
     def __init__(self, session: aiohttp.ClientSession, settings: Settings, clock: Clock, api_key: str = "") -> None:

@@ -19,8 +19,8 @@ class Turns:
 
     @asynccontextmanager
     async def hold(self, key: str, wait: float, longest: float = math.inf) -> AsyncIterator[None]:
-        """Hold `key` for the time of the block, but no longer than `longest` seconds: the next holder comes then, though
-        the block goes on. Raises EngineUnavailable if the turn doesn't come within `wait` seconds."""
+        """Hold `key` for the time of the block, but no longer than `longest` seconds: the next holder comes then,
+        though the block goes on. Raises EngineUnavailable if the turn doesn't come within `wait` seconds."""
         lock, users = self._locks.setdefault(key, (asyncio.Lock(), [0]))
         users[0] += 1
         try:
