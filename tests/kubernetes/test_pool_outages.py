@@ -58,6 +58,8 @@ def test_an_outage_of_the_api_server_changes_nothing(cluster: ControlPlane, pool
     assert max(n for (_, verb, _), n in asked.items() if verb == "list") == 1
     patched = {pod: n for (pod, verb, resource), n in asked.items() if (verb, resource) == ("patch", "pods")}
     assert max(patched.values(), default=0) <= 1
+    pool.apply("later")
+    pool.until_loaded("later", 2)
 
 
 def test_an_engine_that_restarts_in_an_outage_is_filled_again(cluster: ControlPlane, pool: Pool) -> None:
