@@ -44,6 +44,7 @@ from sidecar.ports import Backend, EdgeError
 from sidecar.settings import Settings
 
 if TYPE_CHECKING:
+    from sidecar.edges.credentials import Credentials
     from sidecar.edges.kubernetes.api import Api, PodIdentity
     from sidecar.edges.kubernetes.pod import OwnPod
 
@@ -73,6 +74,7 @@ class Platform:
     backend: Backend
     engine_args: VllmArgs | None = None
     engine_key: str = ""
+    credentials: Credentials | None = None
     loops: Callable[[Reconciler], Sequence[Loop]] = lambda _: ()
 
 
@@ -210,6 +212,7 @@ async def _kubernetes_platform(
     from sidecar.edges.kubernetes.api import in_cluster
     from sidecar.edges.kubernetes.backend import KubernetesBackend, Place
     from sidecar.edges.kubernetes.board import manager
+    from sidecar.edges.kubernetes.secrets import Secrets
 
     api, me = await in_cluster()
     stack.push_async_callback(api.close)
@@ -261,7 +264,15 @@ async def _kubernetes_platform(
         settings = structs.replace(settings, engine_url=f"http://127.0.0.1:{told.port}")
     log.info("pod_identified", namespace=me.namespace, pod=me.pod, uid=me.uid, node=me.node, pool=pool)
     key = told.api_keys[0] if told is not None and told.api_keys else ""
-    return Platform(settings=settings, head=head, backend=backend, engine_args=told, engine_key=key, loops=loops)
+    return Platform(
+        settings=settings,
+        head=head,
+        backend=backend,
+        engine_args=told,
+        engine_key=key,
+        credentials=Secrets(api, me, allow_http=settings.allow_http),
+        loops=loops,
+    )
 
 
 async def _own_pod(
@@ -312,6 +323,7 @@ async def _start_agent(
     fetcher = OriginFetcher(
         settings,
         store,
+        credentials=platform.credentials,
         limits=lambda: Limits(
             max_lora_rank=capacity.rank(), allow_pickle=settings.allow_pickle, max_bytes=settings.max_adapter_bytes
         ),

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from sidecar.model import Adapter, Source
 from sidecar.settings import Settings
 
 OK, FAULTS, UNUSABLE = 0, 1, 2
+OWN_CREDENTIALS = "read with this machine's credentials, not with those of spec.source.secretRef"
 
 
 @dataclass
@@ -210,8 +211,9 @@ async def _fetch(finding: Finding, adapter: Adapter, settings: Settings) -> None
     from sidecar.edges.filesystem import FileSystem, remove_tree
     from sidecar.ports import EdgeError
 
-    async def own_credentials(_: Adapter) -> dict[str, str]:
-        finding.warnings.append("read with this machine's credentials, not with those of spec.source.secretRef")
+    async def own_credentials(_: Adapter, refused: Mapping[str, str] | None = None) -> Mapping[str, str]:
+        if OWN_CREDENTIALS not in finding.warnings:
+            finding.warnings.append(OWN_CREDENTIALS)
         return {}
 
     root = Path(tempfile.mkdtemp(prefix="lora-sidecar-check-"))

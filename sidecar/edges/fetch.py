@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from sidecar.core.preflight import Limits, Refused, check_files
 from sidecar.core.sources import shown
 from sidecar.edges.archive import unpack
 from sidecar.edges.content import OtherContent, Unverified, compare, compare_known, content_key
+from sidecar.edges.credentials import Credentials, SecretOrigin
 from sidecar.edges.download import Download, ReadRange
 from sidecar.edges.flights import Flight, Present
 from sidecar.edges.inspection import inspect_adapter
@@ -27,7 +28,6 @@ from sidecar.model import Adapter, Listing, RemoteFile, StoredFile, revision_of
 from sidecar.ports import (
     AdapterRejected,
     Fetched,
-    OriginDenied,
     OriginError,
     Progress,
 )
@@ -79,10 +79,6 @@ class ContentStore(Protocol):
         """Make a revision, and drop the download."""
 
 
-Credentials = Callable[[Adapter], Awaitable[Mapping[str, str]]]
-"""The data of an adapter's Secret. Raises OriginError."""
-
-
 class OriginFetcher:
     """See ports.Fetcher."""
 
@@ -116,7 +112,7 @@ class OriginFetcher:
 
     async def listing(self, adapter: Adapter) -> Listing:
         """See ports.Fetcher."""
-        origin = await self._open(adapter)
+        origin = self._open(adapter)
         try:
             async with asyncio.timeout(LISTING_SECONDS):
                 listing = await self._listings.run(origin.listing, lambda: 0)
@@ -174,7 +170,7 @@ class OriginFetcher:
     ) -> Fetched:
         if previous is not None:
             await asyncio.wait({previous})  # it was cancelled, and lets go of the same directory
-        origin = await self._open(adapter)
+        origin = self._open(adapter)
         if self._peers is not None:
             try:
                 return await self._bring(key, job, adapter, listing, self._from_peers(origin, adapter, listing))
@@ -272,15 +268,16 @@ class OriginFetcher:
             max_bytes=self._settings.max_adapter_bytes,
         )
 
-    async def _open(self, adapter: Adapter) -> Origin:
+    def _open(self, adapter: Adapter) -> Origin:
+        uri = adapter.source.uri
         if not adapter.source.secret:
-            return self._origins.open(adapter.source.uri)
+            return self._origins.open(uri)
         if self._credentials is None:
-            raise OriginDenied(
-                f"{shown(adapter.source.uri)} needs the Secret {adapter.source.secret!r}, but this agent may not read"
-                " Secrets: allow it, or give the pod an identity of its own"
+            raise AdapterRejected(
+                f"{shown(uri)}: spec.source.secretRef names the Secret {adapter.source.secret!r}, and Secrets are read"
+                " only in Kubernetes; remove it, and give the agent credentials by its own environment"
             )
-        return self._origins.open(adapter.source.uri, await self._credentials(adapter))
+        return SecretOrigin(adapter, self._credentials, lambda found: self._origins.open(uri, found))
 
     @contextmanager
     def _shared(

@@ -270,27 +270,11 @@ async def test_an_adapter_beyond_the_limit_is_rejected_unread(s3: S3Server, prox
     await small.close()
 
 
-async def test_a_uri_that_names_nothing_is_rejected_and_a_secret_needs_permission(fetcher: OriginFetcher) -> None:
+async def test_a_uri_that_names_nothing_is_rejected_and_a_secret_outside_kubernetes(fetcher: OriginFetcher) -> None:
     with pytest.raises(AdapterRejected, match="unknown scheme"):
         await fetcher.listing(wanted("gs://bucket/x"))
-    with pytest.raises(OriginDenied, match="may not read Secrets"):
+    with pytest.raises(AdapterRejected, match="the Secret 'token', and Secrets are read only in Kubernetes"):
         await fetcher.listing(wanted("s3://bucket/x", secret="token"))
-
-
-async def test_the_credentials_of_a_secret_are_used(
-    s3: S3Server, store: AdapterStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = adapter("secret")
-    one = wanted(upload(s3, "secret", files), secret="token")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-
-    async def credentials(asked: Adapter) -> dict[str, str]:
-        assert asked is one
-        return s3.env
-
-    allowed = OriginFetcher(Settings(), store, credentials=credentials)
-    assert (await fetched(allowed, one)).revision == revision(files)
-    await allowed.close()
 
 
 async def test_a_quota_that_is_too_small_says_so_before_a_byte_is_read(

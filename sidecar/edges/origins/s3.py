@@ -25,12 +25,16 @@ CONNECT_SECONDS = 5
 READ_SECONDS = 20
 # A page has at most 1,000 keys. More pages than this are directory markers, or no adapter.
 MAX_PAGES = 4
+# Short-lived credentials are others every hour; the clients of old ones must not pile up.
+MAX_CLIENTS = 16
 
 
 class S3Clients:
     """One client for each set of credentials: making one takes 100 ms of CPU, and they share connections."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_CLIENTS) -> None:
+        """Keeps the `most` that were used last."""
+        self._most = most
         self._clients: dict[tuple[tuple[str, str], ...], S3Client] = {}
         self._making = threading.Lock()
 
@@ -41,9 +45,11 @@ class S3Clients:
         """
         key = tuple(sorted(credentials.items()))
         with self._making:
-            client = self._clients.get(key)
-            if client is None:
-                client = self._clients[key] = S3Client(credentials, where)
+            client = self._clients.pop(key, None) or S3Client(credentials, where)
+            self._clients[key] = client  # as the one used last
+            while len(self._clients) > self._most:
+                # Whoever is using it still holds it.
+                del self._clients[next(iter(self._clients))]
             return client
 
     def forget(self, client: S3Client) -> None:
