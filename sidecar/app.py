@@ -8,10 +8,10 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 import structlog
@@ -28,7 +28,6 @@ from sidecar.edges.disk import AdapterStore
 from sidecar.edges.engine import VllmEngine
 from sidecar.edges.fetch import OriginFetcher
 from sidecar.edges.metrics import Metrics
-from sidecar.edges.peers_http import PolledPeers
 from sidecar.edges.seeds import join_address
 from sidecar.edges.server import Server, parse_listen
 from sidecar.edges.standalone import StandaloneBackend
@@ -42,6 +41,7 @@ from sidecar.loops.waiting_view import WaitingView
 from sidecar.model import Head, Problem
 from sidecar.ports import Backend, EdgeError
 from sidecar.settings import Settings
+from sidecar.wiring_peers import Agent, Loop, neighbours
 
 if TYPE_CHECKING:
     from sidecar.edges.credentials import Credentials
@@ -54,15 +54,6 @@ DEFAULT_CAPACITY = 1
 DEFAULT_ENGINE = "http://127.0.0.1:8000"
 # Between two attempts to read the own pod, without which an agent on Kubernetes doesn't know its pool.
 POD_AGAIN = Backoff(first=1.0, cap=10.0)
-
-
-@dataclass(frozen=True)
-class Loop:
-    """One task of the agent; `beat` tells when it came round last."""
-
-    name: str
-    run: Callable[[], Coroutine[Any, Any, None]]
-    beat: Callable[[], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -319,20 +310,34 @@ async def _start_agent(
     engine = VllmEngine(session, settings, steady_clock, platform.engine_key)
     watch = EngineWatch(engine, steady_clock, interval=settings.engine_interval, up_window=settings.engine_up_window)
     capacity = Capacity(settings, watch, platform.engine_args)
-    peers = PolledPeers(pool=head.pool, uid=head.uid, members=lambda: backend.view().members, clock=steady_clock)
+    agents: list[Reconciler] = []
+    around = await neighbours(
+        Agent(
+            settings=settings,
+            head=head,
+            backend=backend,
+            store=store,
+            metrics=metrics,
+            targets=lambda key: agents[0].targets(key),
+            clock=steady_clock,
+            stack=stack,
+        )
+    )
     fetcher = OriginFetcher(
         settings,
         store,
         credentials=platform.credentials,
+        peers=around.files,
+        received=metrics.received,
         limits=lambda: Limits(
             max_lora_rank=capacity.rank(), allow_pickle=settings.allow_pickle, max_bytes=settings.max_adapter_bytes
         ),
     )
     stack.push_async_callback(fetcher.close)
     agent = Reconciler(
-        head=head,
+        head=structs.replace(head, gossip=around.gossip),
         backend=backend,
-        peers=peers,
+        peers=around.peers,
         engine=engine,
         watch=watch,
         fetcher=fetcher,
@@ -351,18 +356,20 @@ async def _start_agent(
         keep_files_seconds=settings.keep_files_seconds,
         fetch_concurrency=settings.fetch_concurrency,
     )
-    peers.announce(agent.record)
+    agents.append(agent)
+    around.peers.announce(agent.record)
     loops = [
         Loop("reconcile", agent.run, lambda: agent.beat),
         Loop("engine", lambda: watch.run(agent.wake), lambda: watch.beat),
         Loop("backend", lambda: backend.run(agent.wake)),
-        Loop("peers", lambda: peers.run(agent.wake)),
+        Loop("peers", lambda: around.peers.run(agent.wake), around.beat),
+        *around.loops,
         *platform.loops(agent),
     ]
 
     def problems() -> Sequence[Problem]:
         contradiction = engine.contradiction
-        found = [*capacity.problems(), *peers.problems()]
+        found = [*capacity.problems(), *around.problems()]
         if contradiction:
             found.append(Problem(where=settings.engine_url, message=contradiction))
         return found
@@ -374,9 +381,11 @@ async def _start_agent(
         ready_timeout=settings.ready_timeout,
         beats=lambda: {loop.name: loop.beat() for loop in loops if loop.beat},
         more_problems=problems,
+        more_of_peers=around.rows,
     )
-    server = Server(view, metrics, settings.listen)
+    server = Server(view, metrics, settings.listen, peer_routes=around.routes)
     await server.start()
+    around.listening(server.port)
     stack.push_async_callback(server.stop)
     create = asyncio.get_running_loop().create_task
     return [create(loop.run(), name=loop.name) for loop in loops]

@@ -215,6 +215,8 @@ class Head(Frozen, frozen=True, kw_only=True):
     terminating: bool = False
     sidecar: Short = ""
     placement_version: int = PLACEMENT_VERSION
+    # Speaks gossip: whoever doesn't hear it that way has another key, and doesn't take it for a peer.
+    gossip: bool = False
 
 
 class Record(Frozen, frozen=True, kw_only=True):

@@ -303,10 +303,11 @@ class AgentView(Protocol):
     def peers(self) -> Sequence[Row]:
         """Every worker of the pool, this one included (`self` true), in the order of names.
 
-        Keys: name, address, uid, zone, self (bool), state (`alive`, `dead`, or `unknown` for a listed worker that was
-        never heard), since and heard (seconds since the epoch), engine (version), engineUp, capacity, cordoned,
-        resting, baseModels, adapters (namespace/name -> {state, revision, message}). Others may follow. Of one never
-        heard only name, address, self, state and adapters are known.
+        Keys: name, address, uid, zone, self (bool), state (`alive`, `dead`, by gossip also `suspect` and `clock`, or
+        `unknown` for a listed worker that was never heard), heard and, by gossip, since
+        (seconds since the epoch), engine (version), engineUp, capacity, cordoned, resting, baseModels, adapters
+        (namespace/name -> {state, revision, message}). Others may follow. Of one never heard only name, address, self,
+        state and adapters are known.
         """
 
     async def drained(self) -> Row:

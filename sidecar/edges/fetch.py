@@ -30,6 +30,7 @@ from sidecar.ports import (
     Fetched,
     OriginError,
     Progress,
+    SourceKind,
 )
 from sidecar.settings import Settings
 
@@ -90,13 +91,16 @@ class OriginFetcher:
         limits: Callable[[], Limits] | None = None,
         credentials: Credentials | None = None,
         peers: PeerBytes | None = None,
+        received: Callable[[SourceKind, int], None] = lambda kind, size: None,
     ) -> None:
+        """`received` is told of bytes from the origin and from local files; it is called on any thread."""
         self._settings = settings
         self._store = store
         self._origins = Origins(settings)
         self._limits = limits or self._limits_of_settings
         self._credentials = credentials
         self._peers = peers
+        self._received = received
         self._slots = Slots(settings.fetch_concurrency)
         self._listings = Slots(LISTINGS_AT_ONCE)
         self._jobs: dict[str, Job] = {}
@@ -173,12 +177,14 @@ class OriginFetcher:
         origin = self._open(adapter)
         if self._peers is not None:
             try:
-                return await self._bring(key, job, adapter, listing, self._from_peers(origin, adapter, listing))
+                return await self._bring(
+                    key, job, adapter, listing, self._from_peers(self._from_origin(origin), adapter, listing)
+                )
             except Unverified as error:
                 self._peers.refuted(adapter, listing)
                 log.warning("peers_bytes_refused", adapter=adapter.key, reason=str(error.reason))
         try:
-            return await self._bring(key, job, adapter, listing, origin.read)
+            return await self._bring(key, job, adapter, listing, self._from_origin(origin))
         except Unverified as error:
             raise error.reason from None
 
@@ -214,7 +220,14 @@ class OriginFetcher:
         return fetched
 
     def _content(self, key: str, listing: Listing) -> PartialContent:
-        return PartialContent(self._store.staging(key), listing, self._store.reuse)
+        return PartialContent(self._store.staging(key), listing, self._reuse)
+
+    def _reuse(self, sha256: str, target: Path) -> bool:
+        """See ContentStore. Runs on a thread."""
+        if not self._store.reuse(sha256, target):
+            return False
+        self._received("local", target.lstat().st_size)
+        return True
 
     def _finish(self, key: str, job: Job, adapter: Adapter, listing: Listing, files: tuple[StoredFile, ...]) -> Fetched:
         """Blocking. Nothing is published before all of it has been verified and checked."""
@@ -295,13 +308,23 @@ class OriginFetcher:
 
             yield teed
 
-    def _from_peers(self, origin: Origin, adapter: Adapter, listing: Listing) -> ReadRange:
+    def _from_origin(self, origin: Origin) -> ReadRange:
+        async def read(file: RemoteFile, start: int, stop: int, sink: Sink) -> None:
+            def counted(block: bytes) -> None:
+                sink(block)
+                self._received("origin", len(block))
+
+            await origin.read(file, start, stop, counted)
+
+        return read
+
+    def _from_peers(self, origin: ReadRange, adapter: Adapter, listing: Listing) -> ReadRange:
         peers = self._peers
         assert peers is not None
 
         async def read(file: RemoteFile, start: int, stop: int, sink: Sink) -> None:
             reached = await peers.read(adapter, listing, file, start, stop, sink)
             if reached < stop:
-                await origin.read(file, reached, stop, sink)
+                await origin(file, reached, stop, sink)
 
         return read

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import structlog
 
 from sidecar.core.keyring import Keyring, parse_keys
+from sidecar.model import Problem
 from sidecar.ports import EdgeError
 
 log = structlog.get_logger()
 
 MAX_KEY_FILE = 64 * 1024
+# A mounted Secret appears about a minute after it was made.
+LOOK_SECONDS = 10.0
+_APPEARED = "the key is there now; this agent began without it, and gossip begins at the agent's next start"
 
 
 class KeyFileUnusable(EdgeError):
@@ -40,6 +45,15 @@ class KeyFile:
             raise KeyFileUnusable(f"--gossip-key-file {self._path}: {_text(error)}") from error
         self._seen, self._reason = data, ""
         return found
+
+    def load_if_there(self) -> Keyring | None:
+        """The keys in it, None if there is no such file. Blocks. Raises KeyFileUnusable."""
+        try:
+            return self.load()
+        except KeyFileUnusable as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
 
     def changed(self) -> Keyring | None:
         """The keys if the file holds others than at the last look; None if not, or if it can't be used. Blocks."""
@@ -76,3 +90,29 @@ def _parse(data: bytes) -> Keyring:
 
 def _text(error: OSError | ValueError) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+
+
+class AwaitedKeyFile:
+    """A key file that wasn't there when the agent started, which therefore does without gossip until its next start."""
+
+    def __init__(self, path: str, *, missed: bool, look: float = LOOK_SECONDS) -> None:
+        """`missed` says whether its absence is worth a word to people."""
+        self._path, self._missed, self._look = path, missed, look
+        self._appeared = False
+
+    async def run(self) -> None:
+        """Look for it until it is there, then rest for ever: gossip isn't begun in mid-life."""
+        while not self._appeared:
+            await asyncio.sleep(self._look)
+            if await asyncio.to_thread(os.path.exists, self._path):
+                self._appeared = True
+                log.warning("gossip_key_appeared", path=self._path, reason=_APPEARED)
+        await asyncio.Event().wait()
+
+    def problems(self) -> tuple[Problem, ...]:
+        """That it is there by now, or that it still isn't."""
+        where = f"--gossip-key-file {self._path}"
+        if self._appeared:
+            return (Problem(where=where, message=_APPEARED),)
+        missing = "there is no such file, so that gossip is off: make one with a key (openssl rand -hex 32), and start "
+        return (Problem(where=where, message=f"{missing}the agent again"),) if self._missed else ()

@@ -6,7 +6,7 @@ holds the name of an adapter or of a worker: a thousand adapters would be thousa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import get_args
 
 from prometheus_client import (
@@ -19,9 +19,11 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder
 
 from sidecar import __version__
+from sidecar.core.wire import Drop
 from sidecar.model import PLACEMENT_VERSION, State
 from sidecar.ports import Result, SourceKind
 
@@ -34,8 +36,25 @@ _FETCH_BUCKETS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 _RECONCILE_BUCKETS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
+class _Drops:
+    """Collects what gossip itself counts, when it is scraped."""
+
+    def __init__(self, counts: Callable[[], Mapping[Drop, int]]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """See prometheus_client.registry.Collector."""
+        family = CounterMetricFamily(
+            "lora_sidecar_gossip_dropped", "Gossip messages dropped, by reason.", labels=["reason"]
+        )
+        counts = self._counts()
+        for reason in Drop:
+            family.add_metric([reason.name.lower()], counts.get(reason, 0))
+        yield family
+
+
 class Metrics:
-    """Implements the ports `Meter` and `Exposition`. Only for the event loop's thread."""
+    """Implements the ports `Meter` and `Exposition`. Only for the event loop's thread, but for `received`."""
 
     def __init__(self, *, process: bool = True) -> None:
         """`process` adds this process's memory, CPU and open files (read from /proc when scraped)."""
@@ -109,6 +128,10 @@ class Metrics:
     def received(self, kind: SourceKind, size: int) -> None:
         """See Meter."""
         self.bytes_received.labels(kind).inc(max(0, size))
+
+    def follow_gossip(self, dropped: Callable[[], Mapping[Drop, int]]) -> None:
+        """Show what gossip counts; called once at most, and not without gossip."""
+        self.registry.register(_Drops(dropped))
 
     def reconciled(self, seconds: float) -> None:
         """See Meter."""

@@ -1,7 +1,8 @@
 """The agent's HTTP server: probes, metrics, what people and scripts read, and the record that peers ask for.
 
 Everything here is read-only, unauthenticated and cheap. What a client sends is only a path, a query and headers: bodies
-are refused, header sizes bounded, and nothing of a request is ever written into a page.
+are refused, header sizes bounded, and nothing of a request is ever written into a page. What gossip adds below /peer/
+authenticates each request itself.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import errno
 import hashlib
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 import structlog
@@ -56,14 +57,29 @@ class Server:
     """Serves one AgentView on one TCP port. Implemented with aiohttp; closes within 2 s."""
 
     def __init__(
-        self, view: AgentView, metrics: Exposition, listen: str, *, drained_limit: float = DRAINED_LIMIT
+        self,
+        view: AgentView,
+        metrics: Exposition,
+        listen: str,
+        *,
+        drained_limit: float = DRAINED_LIMIT,
+        peer_routes: Sequence[web.RouteDef] = (),
     ) -> None:
-        """`listen` is HOST:PORT, port 0 for any free one. Raises ListenFailed if it is not."""
+        """`listen` is HOST:PORT, port 0 for any free one; `peer_routes` are what gossip serves below /peer/.
+
+        Raises ListenFailed if `listen` is not HOST:PORT.
+        """
         self._listen = listen
         self._host, self._port = parse_listen(listen)
         self._answers = _Answers(view, metrics, drained_limit)
+        self._peer_routes = tuple(peer_routes)
         self._runner: web.AppRunner | None = None
         self._address = ""
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on; the one asked for before `start`."""
+        return int(self._address.rpartition(":")[2]) if self._address else self._port
 
     @property
     def address(self) -> str:
@@ -75,8 +91,10 @@ class Server:
         # aiohttp logs a traceback for each request that is no HTTP; whoever can reach the port could fill the log.
         quiet = logging.getLogger("sidecar.http")
         quiet.setLevel(logging.CRITICAL)
+        app = self._answers.application()
+        app.add_routes(self._peer_routes)
         runner = web.AppRunner(
-            self._answers.application(),
+            app,
             access_log=None,
             logger=quiet,
             handler_cancellation=True,

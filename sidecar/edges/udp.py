@@ -47,6 +47,10 @@ class UdpEndpoint:
         # The kernel takes nothing now; what would have to wait is lost.
         self.congested = False
 
+    def move(self, port: int) -> None:
+        """Listen there from the next `open` on: the HTTP server's real port is known late."""
+        self._port = port
+
     async def open(self, received: Received) -> None:
         """Listen. Raises ListenFailed."""
         self._received = received

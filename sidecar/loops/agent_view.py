@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -23,7 +23,8 @@ STALL_SECONDS = 30.0
 class LiveView:
     """See ports.AgentView.
 
-    `beats` gives, by loop, when it came round last; `more_problems` what the edges have to say.
+    `beats` gives, by loop, when it came round last; `more_problems` what the edges have to say; `more_of_peers`, by
+    worker name, what is known of peers beyond their records.
     """
 
     def __init__(
@@ -35,10 +36,12 @@ class LiveView:
         ready_timeout: float,
         beats: Callable[[], dict[str, float]],
         more_problems: Callable[[], Sequence[Problem]],
+        more_of_peers: Callable[[], Mapping[str, Row]] = dict,
     ) -> None:
         self._agent, self._backend, self._clock = agent, backend, clock
         self._ready_timeout = ready_timeout
         self._beats, self._more_problems = beats, more_problems
+        self._more_of_peers = more_of_peers
 
     def healthy(self) -> tuple[bool, Row]:
         """See ports.AgentView."""
@@ -124,7 +127,11 @@ class LiveView:
         agent, now = self._agent, self._clock()
         rows: list[Row] = [_peer_row(agent.record, heard=now, alive=True, own=True)]
         observed = agent.peers.view()
-        rows += [_peer_row(o.record, heard=o.heard, alive=o.alive, own=False) for o in observed.values()]
+        more = self._more_of_peers()
+        rows += [
+            {**_peer_row(o.record, heard=o.heard, alive=o.alive, own=False), **more.get(name, {})}
+            for name, o in observed.items()
+        ]
         for address in sorted(agent.peers.unheard()):
             rows.append({"name": address, "address": address, "self": False, "state": "unknown", "adapters": {}})
         return sorted(rows, key=lambda r: str(r["name"]))

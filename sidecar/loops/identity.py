@@ -33,5 +33,10 @@ def take_identity(store: Store, now: float, uid: str = "") -> Identity:
             old = None
     generation = max(old.generation + 1 if old else 0, int(now))
     identity = Identity(uid=uid or (old.uid if old else str(uuid.uuid4())), generation=generation)
-    store.save(STATE, msgspec.json.encode(identity))
+    keep_identity(store, identity)
     return identity
+
+
+def keep_identity(store: Store, identity: Identity) -> None:
+    """Write it down, so that the next start goes above its generation. Raises DiskFull."""
+    store.save(STATE, msgspec.json.encode(identity))

@@ -108,6 +108,12 @@ class Reconciler:
         """Think again soon: something changed."""
         self._changed.set()
 
+    def targets(self, key: str) -> tuple[str, ...]:
+        """The targets of an adapter (namespace/name) in rank order; who will be them while engines are starting."""
+        world = self.world
+        found = [w.get(key) for w in (world.assignments, world.prefetch)] if world else []
+        return next((tuple(a.targets) for a in found if a is not None and a.targets), ())
+
     async def run(self) -> None:
         """Reconcile for ever."""
         try:

@@ -34,6 +34,8 @@ class Agent:
         self.address = f"127.0.0.1:{port}"
         self.engine = engine
         self.process: asyncio.subprocess.Process | None = None
+        # What only this one is started with; a flag without a value is left out.
+        self.flags: dict[str, str] = {}
 
     @property
     def loaded(self) -> frozenset[str]:
@@ -68,10 +70,21 @@ class Agent:
 class AgentPool:
     """`async with AgentPool(3) as pool`: agents that know each other, and a directory of manifests."""
 
-    def __init__(self, size: int, *, capacity: int = 200, flags: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        *,
+        capacity: int = 200,
+        flags: Mapping[str, str] | None = None,
+        each: Mapping[int, Mapping[str, str]] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`flags` are for all agents, `each` for some by number."""
         self.size = size
         self.capacity = capacity
         self.flags = dict(flags or {})
+        self.each = {number: dict(more) for number, more in (each or {}).items()}
+        self.environment = dict(environment or {})
         self.agents: list[Agent] = []
         self.root = Path()
         self._session: aiohttp.ClientSession | None = None
@@ -84,6 +97,7 @@ class AgentPool:
             engine = StubEngine(StubOptions(model=BASE, max_loras=self.capacity, max_cpu_loras=self.capacity))
             await engine.start()
             self.agents.append(Agent(f"worker-{i}", port, engine))
+            self.agents[-1].flags = self.each.get(i, {})
         for agent in self.agents:
             await self.start(agent)
         return self
@@ -112,14 +126,16 @@ class AgentPool:
             "adapters-dir": str(place / "adapters"),
             "capacity": str(self.capacity),
             **self.flags,
+            **agent.flags,
         }
         # Bytecode as an installed package has it: compiling at each start costs memory that then stays.
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        environment |= self.environment
         with (place / "log").open("ab") as log:
             agent.process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "sidecar", "run"),
-                *(part for k, v in flags.items() for part in (f"--{k}", v)),
+                *(part for k, v in flags.items() if v for part in (f"--{k}", v)),
                 stdout=log,
                 stderr=log,
                 env=environment,
