@@ -8,7 +8,7 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -67,6 +67,8 @@ class Platform:
     engine_key: str = ""
     credentials: Credentials | None = None
     loops: Callable[[Reconciler], Sequence[Loop]] = lambda _: ()
+    # Reads anew whether this worker is ending.
+    look_again: Callable[[], Awaitable[None]] | None = None
 
 
 def steady_clock() -> float:
@@ -263,6 +265,7 @@ async def _kubernetes_platform(
         engine_key=key,
         credentials=Secrets(api, me, allow_http=settings.allow_http),
         loops=loops,
+        look_again=backend.look_at_own_pod,
     )
 
 
@@ -382,6 +385,7 @@ async def _start_agent(
         beats=lambda: {loop.name: loop.beat() for loop in loops if loop.beat},
         more_problems=problems,
         more_of_peers=around.rows,
+        look_again=platform.look_again,
     )
     server = Server(view, metrics, settings.listen, peer_routes=around.routes)
     await server.start()

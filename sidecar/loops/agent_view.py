@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
@@ -24,7 +24,8 @@ class LiveView:
     """See ports.AgentView.
 
     `beats` gives, by loop, when it came round last; `more_problems` what the edges have to say; `more_of_peers`, by
-    worker name, what is known of peers beyond their records.
+    worker name, what is known of peers beyond their records. `look_again` reads anew whether this worker is ending: who
+    asks for the hand-over may have heard of it first.
     """
 
     def __init__(
@@ -37,11 +38,13 @@ class LiveView:
         beats: Callable[[], dict[str, float]],
         more_problems: Callable[[], Sequence[Problem]],
         more_of_peers: Callable[[], Mapping[str, Row]] = dict,
+        look_again: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._agent, self._backend, self._clock = agent, backend, clock
         self._ready_timeout = ready_timeout
         self._beats, self._more_problems = beats, more_problems
         self._more_of_peers = more_of_peers
+        self._look_again = look_again
 
     def healthy(self) -> tuple[bool, Row]:
         """See ports.AgentView."""
@@ -139,6 +142,8 @@ class LiveView:
     async def drained(self) -> Row:
         """See ports.AgentView."""
         until = self._clock() + DRAINED_LIMIT
+        if self._look_again is not None and not self._backend.view().steering.terminating:
+            await self._look_again()
         while self._backend.view().steering.terminating and self._clock() < until:
             waiting = self._not_handed_over()
             if not waiting:

@@ -34,6 +34,8 @@ STATE_POD = "kubernetes-pod.json"
 # Changes that come together are saved together.
 SAVE_AFTER = 1.0
 SAVE_AGAIN = 30.0
+# Somebody waits for this look, who can do without.
+POD_NOW = 3.0
 
 S = TypeVar("S")
 
@@ -139,6 +141,14 @@ class KubernetesBackend:
     async def publish(self, report: Report) -> bool:
         """See ports.Backend: one merge patch of what differs, no request if nothing does. Raises ApiError."""
         return await self._pod.publish(self._api, self._pod_path, report)
+
+    async def look_at_own_pod(self) -> None:
+        """Read the own pod now. The kubelet may act on its deletion before our watch has told us of it."""
+        try:
+            body = await self._api.request("GET", self._pod_path, timeout=POD_NOW)
+            self._pod.event("MODIFIED", msgspec.Raw(body))
+        except (ApiError, msgspec.MsgspecError) as error:
+            log.warning("own_pod_unreadable", message=str(error))
 
     def status_seen(self, key: str) -> StatusSeen | None:
         """See ports.StatusBoard."""
