@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
+from sidecar.edges.kubernetes.backend import KubernetesBackend, Place, read_own_pod
 from sidecar.model import Steering
 from sidecar.ports import BackendView
 from tests.kubernetes.controlplane import ControlPlane
@@ -244,3 +246,28 @@ async def test_an_outage_and_a_restart_in_it_change_nothing(
             cluster.start_controllers()
             await api.close()
         await seen.until(lambda v: v.adapters_fresh and v.members_fresh, "all is current again")
+
+
+async def test_a_look_at_the_own_pod_needs_no_watch(cluster: ControlPlane, namespace: str, tmp_path: Path) -> None:
+    prepare(cluster, namespace)
+    pod = make_pod(cluster, namespace, "w-0", "10.244.1.1")
+    path = f"/api/v1/namespaces/{namespace}/pods/w-0"
+    cluster.patch(path, {"metadata": {"finalizers": ["test/held"]}})
+    api, me = await connect(cluster, namespace, pod, tmp_path)
+    try:
+        backend = KubernetesBackend(
+            api=api,
+            me=me,
+            place=Place(namespace=namespace, service=POOL, pool=POOL),
+            pod=await read_own_pod(api, me),
+            state=MemoryState(),  # type: ignore[arg-type]  # the part of a Store that a backend uses
+            clock=time.time,
+        )
+        await backend.look_at_own_pod()
+        assert not backend.view().steering.terminating
+        cluster.delete(path)
+        await backend.look_at_own_pod()
+        assert backend.view().steering.terminating
+    finally:
+        cluster.patch(path, {"metadata": {"finalizers": None}})
+        await api.close()
