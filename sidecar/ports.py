@@ -33,7 +33,8 @@ class EngineUnavailable(EdgeError):
 
 
 class EngineDisconnected(EngineUnavailable):
-    """The connection broke while a call was under way: the engine may have done it, or died of it."""
+    """The connection broke while a call was under way, or the answer was that the engine has died: it may have done
+    what it was asked, or died of it."""
 
 
 class EngineTimeout(EdgeError):

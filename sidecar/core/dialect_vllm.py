@@ -106,6 +106,11 @@ _ENGINE_DEAD = re.compile(r"enginecore encountered an issue|enginedeaderror|engi
 _GATEWAY_STATUSES = frozenset({429, 502, 503, 504})
 
 
+def engine_died(message: str) -> bool:
+    """Whether an answer's text says that the engine behind the API server has died."""
+    return _ENGINE_DEAD.search(message) is not None
+
+
 def _common(status: int, body: bytes) -> Answer | None:
     """Verdicts that loads and unloads share; None if the text has to decide."""
     message = _message(status, body)
@@ -113,7 +118,7 @@ def _common(status: int, body: bytes) -> Answer | None:
         return Answer(Verdict.OK, message)
     if status in (401, 403):
         return Answer(Verdict.UNAUTHORIZED, message)
-    if status in _GATEWAY_STATUSES or _ENGINE_DEAD.search(message):
+    if status in _GATEWAY_STATUSES or engine_died(message):
         return Answer(Verdict.UNAVAILABLE, message)
     if status == 404 and _detail(body) == "Not Found":
         return Answer(Verdict.RUNTIME_DISABLED, message)

@@ -147,7 +147,12 @@ def load_ended(memory: Memory, key: str, revision: str, now: float) -> None:
 
 def load_unsent(memory: Memory, key: str, revision: str) -> None:
     """The engine was not even reached: whatever it died of, it wasn't this."""
-    memory.attempts = [a for a in memory.attempts if a.ended is not None or (a.key, a.revision) != (key, revision)]
+    for index in reversed(range(len(memory.attempts))):
+        attempt = memory.attempts[index]
+        if attempt.ended is None and (attempt.key, attempt.revision) == (key, revision):
+            # Only this one: an earlier one may be what the engine died of.
+            memory.attempts = memory.attempts[:index] + memory.attempts[index + 1 :]
+            return
 
 
 def loaded(memory: Memory, adapter: Adapter, revision: str, now: float) -> None:

@@ -24,6 +24,7 @@ from sidecar.core.dialect_vllm import (
     Models,
     Verdict,
     clean,
+    engine_died,
     parse_limits,
     parse_models,
     parse_version,
@@ -266,6 +267,7 @@ class VllmEngine:
             ) from None
         except EngineDisconnected:
             self._contradictions.called(name)
+            self._doubt = True
             raise
 
     async def _call(
@@ -332,7 +334,9 @@ class VllmEngine:
         message = self._key.redact(answer.message)
         match answer.verdict:
             case Verdict.UNAVAILABLE:
-                return EngineUnavailable(f"{self._url}: {doing}: {message}")
+                self._doubt = True
+                died = EngineDisconnected if engine_died(message) else EngineUnavailable
+                return died(f"{self._url}: {doing}: {message}")
             case Verdict.UNAUTHORIZED:
                 return EngineRefused(f"{self._url}: {doing}: unauthorized. {self._key.advice()}", REASON_UNAUTHORIZED)
             case Verdict.RUNTIME_DISABLED:

@@ -1,4 +1,4 @@
-"""Looks at the engine once a second, more often while it doesn't answer: is it up, restarted, or dead?"""
+"""Looks at the engine once a second, more often after it was lost: is it up, restarted, or dead?"""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from sidecar.ports import Clock, EdgeError, Engine, EngineRefused
 log = structlog.get_logger()
 
 # After a look that failed. An engine that has just come up again holds nothing, while labels may still promise it; and
-# being refused a connection costs next to nothing.
+# being refused a connection costs next to nothing. But who has been away for long may be for hours.
 MISSED_INTERVAL = 0.25
+MISSED_LATELY = 30.0
 
 
 class EngineWatch:
@@ -32,6 +33,7 @@ class EngineWatch:
         self._up_window = up_window
         self._lost_at: float | None = None
         self._was_up = False
+        self._broke = False
         self._look_lock = asyncio.Lock()
         self.view: EngineView | None = None
         self.limits: Limits | None = None
@@ -49,6 +51,15 @@ class EngineWatch:
     def seen(self) -> bool:
         """The engine has answered at least once."""
         return self.view is not None
+
+    @property
+    def in_doubt(self) -> bool:
+        """A look or another call has failed since the last good look: this may be another process now."""
+        return self._broke or self._lost_at is not None
+
+    def broke(self) -> None:
+        """A call to the engine broke: look before the next one."""
+        self._broke = True
 
     async def look(self) -> EngineView | None:
         """One look now; None if the engine gave no good answer."""
@@ -74,7 +85,7 @@ class EngineWatch:
     def _answered(self, view: EngineView) -> bool:
         """Note a good look; True if another process answers than before."""
         before, lost_at = self.view, self._lost_at
-        self._lost_at = None
+        self._lost_at, self._broke = None, False
         self.view = view
         if self.message or before is None:
             log.info("engine_up", version=view.version, base_models=[m.id for m in view.base_models])
@@ -94,7 +105,13 @@ class EngineWatch:
             if up != self._was_up or (view is not None and (before is None or _differs(before, view))):
                 changed()
             self._was_up = up
-            await asyncio.sleep(min(self._interval, MISSED_INTERVAL) if view is None else self._interval)
+            await asyncio.sleep(min(self._interval, MISSED_INTERVAL) if self._lost_lately else self._interval)
+
+    @property
+    def _lost_lately(self) -> bool:
+        """An engine that had answered before was lost a moment ago: one that is starting takes its time."""
+        lost_at = self._lost_at
+        return self.view is not None and lost_at is not None and self._clock() - lost_at < MISSED_LATELY
 
 
 def _differs(before: EngineView, now: EngineView) -> bool:

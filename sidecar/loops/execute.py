@@ -11,12 +11,12 @@ import structlog
 
 from sidecar.core import outcome
 from sidecar.core.decide import same_content, same_files
-from sidecar.core.memory import Memory, trial
+from sidecar.core.memory import FOREVER, Memory, trial
 from sidecar.core.retry import Backoff
 from sidecar.core.world import Action, Fetch, Load, Swap, Unload
 from sidecar.loops.engine_watch import EngineWatch
 from sidecar.loops.stale_cache import can_drop, drop_blocks
-from sidecar.model import Adapter, Decision, Listing
+from sidecar.model import Adapter, Decision, Listing, RemoteFile
 from sidecar.ports import (
     REASON_OUT_OF_MEMORY,
     REASON_REFUSED,
@@ -38,6 +38,9 @@ from sidecar.ports import (
 )
 
 log = structlog.get_logger()
+
+# Seconds until reading ahead is tried again: the decision may come meanwhile, and then it is read in any case.
+AHEAD_AGAIN = 30.0
 
 _RESULTS: tuple[tuple[type[EdgeError], Result], ...] = (
     (EngineRefused, "refused"),
@@ -74,7 +77,9 @@ class Executor:
         confirm: Callable[[Unload | Swap], Coroutine[Any, Any, bool]],
         rng: random.Random,
         fetch_concurrency: int,
+        tell_above: int | None = None,
     ) -> None:
+        """`tell_above`: what this worker decides on for the pool is shown in `coming` if it is of more bytes."""
         self._engine = engine
         self._watch = watch
         self._fetcher = fetcher
@@ -91,11 +96,16 @@ class Executor:
         self.busy_names: set[str] = set()
         self.going: set[str] = set()
         self.fetching: dict[str, tuple[int, int]] = {}
+        # Downloads under way that the pool's decision comes from, by key: its revision isn't known yet.
+        self.coming: dict[str, Decision] = {}
+        self._tell_above = tell_above
+        # What was read ahead of a decision, and when it may be tried again.
+        self._ahead: dict[str, tuple[tuple[RemoteFile, ...], float]] = {}
 
     def start(self, action: Action, adapter: Adapter | None) -> None:
         """Begin `action` unless its name or content is being worked on already."""
         if isinstance(action, Fetch):
-            if adapter is None or action.key in self.fetching:
+            if adapter is None or action.key in self.fetching or (action.ahead and not self._may_read_ahead(action)):
                 return
             self.fetching[action.key] = (0, 0)
             self._spawn(self._fetch(action, adapter))
@@ -159,7 +169,7 @@ class Executor:
     async def _load(self, adapter: Adapter, name: str, revision: str) -> bool:
         """One load, verified by a look. True when the engine lists the name with our path."""
         path = self._store.revisions().get(revision)
-        if path is None:
+        if path is None or not await self._is_the_same_engine(adapter, revision):
             return False
         view = self._watch.view
         outcome.load_begins(
@@ -172,6 +182,8 @@ class Executor:
             await self._engine.load(name, path)
         except (EngineRefused, EngineTimeout, EngineUnavailable) as raised:
             error = raised
+            if isinstance(raised, EngineUnavailable):
+                self._watch.broke()
         if isinstance(error, EngineUnavailable) and not isinstance(error, EngineDisconnected):
             outcome.load_unsent(self._memory, adapter.key, revision)
         elif error is None or isinstance(error, EngineRefused | EngineTimeout):
@@ -187,6 +199,16 @@ class Executor:
         self._meter.loaded(_result(error), self._clock() - began)
         self._load_failed(adapter, name, revision, error)
         return False
+
+    async def _is_the_same_engine(self, adapter: Adapter, revision: str) -> bool:
+        """False if the engine is gone, or another process by now: what is loaded first, and last, is planned anew."""
+        if not self._watch.in_doubt:
+            return True
+        before = self._watch.view.process if self._watch.view else None
+        seen = await self._watch.look()
+        if seen is None:
+            outcome.put_off(self._memory, adapter, revision, self._watch.message, self._clock())
+        return seen is not None and seen.process == before
 
     def _load_failed(self, adapter: Adapter, name: str, revision: str, error: EdgeError | None) -> None:
         message = (
@@ -264,10 +286,33 @@ class Executor:
     async def _fetch(self, action: Fetch, adapter: Adapter) -> None:
         try:
             async with self._slots:
-                await self._fetch_once(action, adapter)
+                await (self._read_ahead if action.ahead else self._fetch_once)(action, adapter)
             await self._save()
         finally:
             self.fetching.pop(action.key, None)
+            self.coming.pop(action.key, None)
+
+    def _may_read_ahead(self, action: Fetch) -> bool:
+        files, again = self._ahead.get(action.key, ((), 0.0))
+        return action.listing is not None and (files != action.listing.files or self._clock() >= again)
+
+    async def _read_ahead(self, action: Fetch, adapter: Adapter) -> None:
+        """Bring what the pool may decide on; whatever comes of it, nothing is concluded from it."""
+        assert action.listing is not None, "what is read ahead has been listed by who decides"
+        began = self._clock()
+        again = FOREVER
+        try:
+            fetched = await self._fetcher.fetch(adapter, action.listing, None, self._progress(action.key))
+        except EdgeError as error:
+            again = self._clock() + AHEAD_AGAIN
+            self._meter.fetched(
+                "rejected" if isinstance(error, AdapterRejected) else _result(error), self._clock() - began
+            )
+            log.info("fetch_ahead_failed", adapter=adapter.key, error=str(error))
+        else:
+            self._meter.fetched("ok", self._clock() - began)
+            log.info("adapter_fetched_ahead", adapter=adapter.key, revision=fetched.revision)
+        self._ahead[action.key] = (action.listing.files, again)
 
     async def _fetch_once(self, action: Fetch, adapter: Adapter) -> None:
         began = self._clock()
@@ -276,6 +321,7 @@ class Executor:
             listing = listing or await self._fetcher.listing(adapter)
             if self._settled_already(action, adapter, listing):
                 return
+            self._show_coming(action, adapter, listing)
             fetched = await self._fetcher.fetch(adapter, listing, action.expected, self._progress(action.key))
         except AdapterRejected as error:
             self._meter.fetched("rejected", self._clock() - began)
@@ -305,6 +351,13 @@ class Executor:
             self._memory.large[adapter.key] = listing.size
             return True
         return False
+
+    def _show_coming(self, action: Fetch, adapter: Adapter, listing: Listing) -> None:
+        """Let the others know what this worker will decide on, so that they read it from here meanwhile."""
+        decides = action.expected is None and action.limit is None and not action.trial
+        if decides and self._tell_above is not None and listing.size > self._tell_above:
+            self.coming[action.key] = self._decision(action, adapter, listing, "")
+            self._changed()
 
     def _decision(self, action: Fetch, adapter: Adapter, listing: Listing, revision: str) -> Decision:
         """New content, or the same behind other ETags: then the new list is the one to compare with next time."""

@@ -158,6 +158,14 @@ def test_a_load_that_was_never_sent_is_blamed_for_nothing() -> None:
     assert [a.revision for a in memory.attempts] == [R2]
 
 
+def test_what_the_engine_died_of_stays_so_when_the_next_load_does_not_reach_it() -> None:
+    memory = Memory()
+    outcome.load_begins(memory, A.key, "a", R1, "p1", NOW)
+    outcome.load_begins(memory, A.key, "a", R1, "p1", NOW + 1)
+    outcome.load_unsent(memory, A.key, R1)
+    assert [(a.started, a.ended) for a in memory.attempts] == [(NOW, None)]
+
+
 def test_an_engine_out_of_reach_is_no_failure_of_the_adapter() -> None:
     memory = Memory()
     for i in range(9):

@@ -24,6 +24,7 @@ from sidecar.ports import (
     REASON_RUNTIME_DISABLED,
     REASON_UNAUTHORIZED,
     Engine,
+    EngineDisconnected,
     EngineRefused,
     EngineTimeout,
     EngineUnavailable,
@@ -303,7 +304,7 @@ async def test_a_restart_that_loses_no_name_shows_within_ten_seconds(
 
 async def test_an_engine_that_dies_of_a_load(engine: VllmEngine, stub: StubEngine, good: str) -> None:
     stub.faults.set(die_on_load=["a"])
-    with pytest.raises(EngineUnavailable, match="EngineCore encountered an issue"):
+    with pytest.raises(EngineDisconnected, match="EngineCore encountered an issue"):
         await engine.load("a", good)
     await stub.closed()
     with pytest.raises(EngineUnavailable, match="no connection"):
