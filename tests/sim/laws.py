@@ -87,7 +87,8 @@ class Watcher:
 
     def _stale_for(self, worker: str) -> float:
         """Seconds for which the worker's lists have been stale, as far as was seen."""
-        return asyncio.get_running_loop().time() - self._stale.get(worker, asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        return 0.0 if self.pool.workers[worker].backend.fresh else now - self._stale.get(worker, now)
 
     def _must_serve(self, key: str) -> bool:
         adapter = self.pool.adapters.get(key)
