@@ -352,6 +352,7 @@ async def _start_agent(
             look_again_seconds=settings.look_again_seconds,
             handover_patience=settings.handover_patience,
             small_content=settings.small_content,
+            peer_bytes=around.gossip,
         ),
         base_model=settings.base_model,
         capacity=capacity,

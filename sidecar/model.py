@@ -187,6 +187,8 @@ class Entry(Frozen, frozen=True, kw_only=True):
     # Loaded, but the platform doesn't send its traffic here yet: nobody else may go on account of it.
     hidden: bool = False
     decision: Decision | None = None
+    # What this worker downloads to decide on it for the pool; nobody knows its revision yet.
+    coming: Decision | None = None
     bytes_done: int = 0
     bytes_total: int = 0
 

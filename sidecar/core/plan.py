@@ -148,9 +148,21 @@ def _start_fetch(draft: Draft, adapter: Adapter, decision: Decision | None) -> t
         return State.DOWNLOADING, ""
     first = draft.first_in_rank(key)
     if first and first != world.me and key in world.memory.large:
+        _fetch_ahead(draft, adapter, first)
         return State.PENDING, f"waiting for {first} to settle which content the pool takes"
     draft.act(Fetch(key=key, refresh=0, limit=None if first in (None, world.me) else world.rules.small_content))
     return State.DOWNLOADING, ""
+
+
+def _fetch_ahead(draft: Draft, adapter: Adapter, first: str) -> None:
+    """What the first in rank will most likely decide on comes already, from its download that is under way."""
+    peer = draft.world.peers.get(first)
+    entry = peer.entries.get(adapter.key) if peer is not None and peer.alive else None
+    coming = entry.coming if entry is not None else None
+    if coming is None or coming.source_id != adapter.source_id or not draft.world.rules.peer_bytes:
+        return
+    listing = Listing(files=coming.listing, archive=coming.archive)
+    draft.act(Fetch(key=adapter.key, refresh=coming.refresh, listing=listing, ahead=True))
 
 
 def _fetch_decided(key: str, decision: Decision) -> Fetch:

@@ -21,10 +21,12 @@ def entries(
     memory: Memory,
     now: float,
     shown: frozenset[str] | None = None,
+    coming: Mapping[str, Decision] | None = None,
 ) -> tuple[Entry, ...]:
     """The record's entries, one for each adapter that this worker has something to say about.
 
     `shown` are the served names that the platform sends here; None where there is no such platform.
+    `coming` is, by key, what is being downloaded to decide on it.
     `since` stays while state and revision stay. Progress in bytes is not told: it would change the record each moment.
     """
     result = []
@@ -46,6 +48,7 @@ def entries(
                 hidden=shown is not None and status.routed and status.served_name not in shown,
                 gone=decision is not None and memory.gone.get(key) == decision.refresh,
                 decision=decision if decision is not None and decision.listing else None,
+                coming=coming.get(key) if coming else None,
             )
         )
     return tuple(result)

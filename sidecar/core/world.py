@@ -28,6 +28,7 @@ class Rules(Frozen, frozen=True, kw_only=True):
     handover_patience: float = 600.0
     witness_age: float = 10.0
     small_content: int = 16 * 1024 * 1024
+    # Files come from other workers too, also while those still download them.
     peer_bytes: bool = False
 
 
@@ -77,7 +78,8 @@ class Fetch(Frozen, frozen=True, kw_only=True):
     `listing` None: read it from the origin first. `expected`: the only revision to accept. `limit`: bytes above which
     the pool's decision is waited for. `compare`: a refresh, nothing to do if the listing is still this one.
     `refresh`: the number that the resulting decision gets. `trial`: a look for new content, of no matter for what is
-    decided on if it fails.
+    decided on if it fails. `ahead`: the pool
+    hasn't decided on it yet; it is of no matter for anything, but the bytes are here if it does.
     """
 
     key: str
@@ -87,6 +89,7 @@ class Fetch(Frozen, frozen=True, kw_only=True):
     limit: int | None = None
     compare: Decision | None = None
     trial: bool = False
+    ahead: bool = False
 
 
 class Load(Frozen, frozen=True, kw_only=True):

@@ -101,6 +101,7 @@ class Reconciler:
             confirm=self.confirm,
             rng=rng or random.Random(),
             fetch_concurrency=fetch_concurrency,
+            tell_above=rules.small_content if rules.peer_bytes else None,
         )
         watch.on_process = self._engine_process
 
@@ -265,7 +266,9 @@ class Reconciler:
     def _tell(self, world: World, plan_: Plan) -> None:
         before = {e.adapter: e for e in self.record.entries}
         shown = (self.platform_routes() or frozenset()) if self.platform_routes else None
-        told = entries(self.adapters, plan_.statuses, before, world.decisions, self.memory, world.now, shown)
+        told = entries(
+            self.adapters, plan_.statuses, before, world.decisions, self.memory, world.now, shown, self.executor.coming
+        )
         suspicions = tuple(self.memory.suspicions)
         if (self.record.head, self.record.entries, self.record.suspicions) != (self.head, told, suspicions):
             self.record = Record(head=self.head, version=self.record.version + 1, entries=told, suspicions=suspicions)

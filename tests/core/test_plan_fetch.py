@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from sidecar.core.memory import FOREVER, Avoid, Memory, Retry, Trial
 from sidecar.core.placement import Assignment
-from sidecar.core.world import Fetch, Plan
-from sidecar.model import State
+from sidecar.core.sight import known_decisions
+from sidecar.core.world import Fetch, Plan, Rules
+from sidecar.model import Decision, Listing, State
 
 from .worlds import (
     ME,
@@ -56,6 +58,37 @@ def test_big_content_waits_for_the_first_in_rank() -> None:
     assert made.actions == ()
     assert state(made, A) == State.PENDING
     assert "worker-1" in made.statuses[A.key].message
+
+
+def coming(source_id: str = A.source_id) -> Decision:
+    return msgspec.structs.replace(decision(A, R1), source_id=source_id, revision="")
+
+
+def ahead(*, source_id: str = A.source_id, alive: bool = True, peer_bytes: bool = True) -> Plan:
+    told = msgspec.structs.replace(entry(A, State.DOWNLOADING), coming=coming(source_id))
+    return plan_of(
+        A,
+        targets={"a": ["worker-1", ME]},
+        memory=Memory(large={A.key: 2**30}),
+        peers=[peer("worker-1", told, alive=alive)],
+        rules=Rules(peer_bytes=peer_bytes),
+    )
+
+
+def test_big_content_that_the_first_in_rank_is_reading_comes_from_there_meanwhile() -> None:
+    made = ahead()
+    assert made.actions == (Fetch(key=A.key, refresh=0, listing=Listing(files=coming().listing), ahead=True),)
+    assert state(made, A) == State.PENDING
+
+
+@pytest.mark.parametrize("other", [{"source_id": "another"}, {"alive": False}, {"peer_bytes": False}])
+def test_what_comes_to_a_dead_worker_or_from_another_source_is_not_read_ahead(other: dict[str, Any]) -> None:
+    assert ahead(**other).actions == ()
+
+
+def test_what_is_coming_is_no_decision() -> None:
+    told = msgspec.structs.replace(entry(A, State.DOWNLOADING), coming=coming())
+    assert known_decisions(A.key, None, [peer("worker-1", told)]) == [None, None]
 
 
 def test_who_becomes_the_first_in_rank_reads_big_content_itself() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from sidecar.core.flight import CHUNK
 from tests.adapters import adapter
 from tests.bench.agents import AgentPool
-from tests.pool.gossiping import ONE, counted, holders, key_file
+from tests.pool.gossiping import ONE, counted, eventually, holders, key_file
 from tests.s3proxy import Fault, Proxy
 from tests.s3server import S3Server
 
@@ -55,6 +57,23 @@ async def test_one_adapter_for_three_workers_is_read_from_the_origin_once(s3: S3
         assert SIZE <= read_from(proxy) < 1.05 * SIZE
         assert await received(pool, "origin") == read_from(proxy)
         assert 2 * SIZE <= await received(pool, "peer") < 2.05 * SIZE
+
+
+async def test_the_others_read_a_download_that_is_under_way(s3: S3Server, tmp_path: Path) -> None:
+    """Before the first in rank can say which revision it is, they have what has come so far."""
+    async with running(s3, tmp_path) as (pool, proxy):
+        go_on = asyncio.Event()
+        proxy.fault = lambda asked: Fault(after=SIZE // 2, wait=go_on) if "safetensors" in asked.path else None
+        pool.apply("big", "s3://adapters/big")
+
+        async def others_have_some() -> bool:
+            return await received(pool, "peer") >= 2 * CHUNK
+
+        await eventually(others_have_some, 20, "chunks of a download under way")
+        assert holders(pool, "big") == set()
+        go_on.set()
+        await pool.until(lambda: len(holders(pool, "big")) == 3, "three copies")
+        assert SIZE <= read_from(proxy) < 1.05 * SIZE
 
 
 async def test_what_one_worker_holds_outlives_the_origin(s3: S3Server, tmp_path: Path) -> None:

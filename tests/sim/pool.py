@@ -48,7 +48,7 @@ class SimWorker:
             memory=restore(self.disk.read("memory.json"), pool.clock()),
             clock=pool.clock,
             meter=Silent(),
-            rules=Rules(),
+            rules=Rules(peer_bytes=True),
             capacity=lambda: self.capacity,
             rng=pool.rng,
         )
