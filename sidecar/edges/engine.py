@@ -33,6 +33,7 @@ from sidecar.core.dialect_vllm import (
 )
 from sidecar.core.metrics_vllm import Metrics, busy_names, parse_metrics
 from sidecar.edges.engine_key import EngineKey
+from sidecar.edges.former import FormerHolders
 from sidecar.edges.turns import Turns
 from sidecar.model import EngineView
 from sidecar.ports import (
@@ -90,8 +91,7 @@ class VllmEngine:
         self._process: str | None = None
         self._version = ""
         self._identified = 0.0
-        # Unloaded names that the metrics can't tell from two: their requests may still run.
-        self._unloaded: set[str] = set()
+        self._former = FormerHolders(self.in_flight)
         # Set while the present process is in doubt: at first, and after a look that failed.
         self._doubt = True
 
@@ -135,22 +135,25 @@ class VllmEngine:
     async def load(self, name: str, path: str) -> None:
         """Load the adapter in directory `path` under `name`.
 
-        A name that is already loaded from this very path is success. Raises EngineRefused with its reason,
-        EngineTimeout (it may still take effect), EngineDisconnected (sent, and the connection broke),
-        EngineUnavailable (never sent).
+        A name that is already loaded from this very path is success; one that was given up is loaded when the requests
+        of its former holder have ended. Raises EngineRefused with its reason, EngineTimeout (it may still take effect),
+        EngineDisconnected (sent, and the connection broke), EngineUnavailable (never sent).
         """
         wait = self._settings.load_timeout
-        async with self._turns.hold(f"name {name}", wait), self._turns.hold("load", wait, LOADS_ALONE):
-            status, body = await self._post(
-                "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, self._settings.load_timeout, name
-            )
-            answer = read_load(status, body)
-            if answer.verdict is Verdict.ALREADY_LOADED:
-                self._contradictions.answered(name, True, self._clock())
-                await self._require_root(name, path)
-            elif answer.verdict is not Verdict.OK:
-                raise await self._load_error(answer, name, path)
-            self._contradictions.called(name)
+        async with self._turns.hold(f"name {name}", wait):
+            if name in self._former.names or not self._serves(name):
+                await self._former.ended(name)
+            async with self._turns.hold("load", wait, LOADS_ALONE):
+                status, body = await self._post(
+                    "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, wait, name
+                )
+                answer = read_load(status, body)
+                if answer.verdict is Verdict.ALREADY_LOADED:
+                    self._contradictions.answered(name, True, self._clock())
+                    await self._require_root(name, path)
+                elif answer.verdict is not Verdict.OK:
+                    raise await self._load_error(answer, name, path)
+                self._contradictions.called(name)
 
     async def unload(self, name: str) -> None:
         """Forget `name`; a name that isn't there is success. vLLM drains nothing: requests of that adapter go on,
@@ -165,8 +168,7 @@ class VllmEngine:
             elif answer.verdict is not Verdict.OK:
                 raise self._error(answer, f"unloading {name!r}")
             self._contradictions.called(name)
-            if "," in name:
-                self._unloaded.add(name)
+            self._former.gave_up(name)
 
     async def reset_prefix_cache(self) -> bool:
         """True if the engine dropped its prefix cache, False if it can't (not in dev mode).
@@ -199,7 +201,11 @@ class VllmEngine:
         """Names with a running or waiting request, as far as the metrics tell; None when they don't."""
         metrics = await self._metrics(IDENTIFY_TIMEOUT)
         served = frozenset(self._listed.adapters) if self._listed is not None else frozenset()
-        return busy_names(metrics, served | self._unloaded) if metrics is not None else None
+        return busy_names(metrics, served | self._former.names) if metrics is not None else None
+
+    def _serves(self, name: str) -> bool:
+        """As far as is known: yes before the first look."""
+        return self._listed is None or name in self._listed.adapters
 
     async def limits(self) -> Limits | None:
         """max_loras, max_cpu_loras and max_lora_rank, which vLLM tells only in its dev mode; None without."""
@@ -243,6 +249,7 @@ class VllmEngine:
         self._doubt = False
         if changed and known:
             self._contradictions.forget()
+            self._former.forget()
         return changed and known
 
     async def _metrics(self, timeout: float) -> Metrics | None:

@@ -3,7 +3,8 @@
 Part of the stub engine (`stub_engine`), which stands in for vLLM in the demo and in tests. It behaves as vLLM was seen
 to behave: only `max_cpu_loras` adapters stay in memory and the others' files are read again when a request needs them,
 an engine whose files are gone by then dies, at most `max_loras` different adapters run at once, an unload only forgets
-the name, and from 0.12 to 0.30 the prefix cache takes a new adapter for the old one of the same name.
+the name, from 0.12 to 0.30 the prefix cache takes a new adapter for the old one of the same name, and two adapters of
+one name that run together end the engine as soon as one of them has lost its slot.
 """
 
 from __future__ import annotations
@@ -81,6 +82,10 @@ class StubModel:
 
     def __post_init__(self) -> None:
         self._resident: OrderedDict[int, str] = OrderedDict()
+        # The slots: adapters that can run now, the least recently used first. At most `max_loras`.
+        self._active: OrderedDict[int, None] = OrderedDict()
+        # Adapters with running requests, in the order in which they began.
+        self._batch: dict[int, Lora] = {}
         self._running: Counter[int] = Counter()
         self._names: Counter[str] = Counter()
         self._freed = asyncio.Condition()
@@ -96,7 +101,26 @@ class StubModel:
         self._resident[lora.number] = read_adapter(lora.path, self.options.max_lora_rank, self.options.hidden_size)
         self._resident.move_to_end(lora.number)
         while len(self._resident) > (self.options.max_cpu_loras or self.options.max_loras):
-            self._resident.popitem(last=False)
+            self._active.pop(self._resident.popitem(last=False)[0], None)
+        self._activate(lora.number)
+
+    def _activate(self, number: int) -> None:
+        if number not in self._active and len(self._active) >= self.options.max_loras:
+            self._active.popitem(last=False)
+        self._active[number] = None
+        self._active.move_to_end(number)
+
+    async def _step(self) -> None:
+        """Give every running adapter a slot, as vLLM does before each step: of those with one name, only the first."""
+        first: dict[str, Lora] = {}
+        for lora in self._batch.values():
+            first.setdefault(lora.name, lora)
+        for lora in first.values():
+            await self._weights(lora)
+            self._activate(lora.number)
+        if not self._batch.keys() <= self._active.keys():
+            await self.die()
+            raise EngineDead
 
     def reset_prefix_cache(self, *, preempt: bool = False) -> bool:
         """Forget cached blocks; refused while a request holds some, unless those start over, filling it again."""
@@ -124,12 +148,16 @@ class StubModel:
                 self.waiting -= 1
             self.running += 1
             self._running[number] += 1
+            if lora is not None:
+                self._batch.setdefault(number, lora)
             self._sample()
             try:
                 return await self._decode(prompt, lora, count)
             finally:
                 self.running -= 1
                 self._running -= Counter([number])
+                if number not in self._running:
+                    self._batch.pop(number, None)
         finally:
             self._note(lora, -1)
             self._sample()
@@ -159,6 +187,7 @@ class StubModel:
             await asyncio.sleep(self.options.token_seconds)
             if self.dead.is_set():
                 raise EngineDead
+            await self._step()
             if resets != self._resets:
                 seen, resets = self._prefix(prompt, lora, weights), self._resets
             if lora is not None and lora.inplace:

@@ -302,6 +302,27 @@ async def test_a_restart_that_loses_no_name_shows_within_ten_seconds(
     assert (await engine.look()).process not in (None, before.process)
 
 
+async def test_a_name_gets_new_content_when_the_requests_of_the_old_have_ended(
+    session: aiohttp.ClientSession, clock: Clock, good: str, tmp_path: Path
+) -> None:
+    others = [str(write_adapter(tmp_path / f"b{n}", n)) for n in (2, 3)]
+    async with StubEngine(replace(OPTIONS, token_seconds=0.05)) as stub:
+        engine = VllmEngine(session, Settings(engine_url=stub.url), clock)
+        await engine.load("a", good)
+        await engine.look()
+        old = asyncio.create_task(complete(session, stub.url, "a"))
+        await until(lambda: stub.server.model.running)
+        await engine.unload("a")
+        await engine.load("a", others[0])
+        assert old.done()
+        new = asyncio.create_task(complete(session, stub.url, "a"))
+        await until(lambda: stub.server.model.running)
+        await engine.load("a", others[0])  # serving already: nothing to wait for
+        await engine.load("b", others[1])
+        assert not new.done()
+        assert [(await old)[0], (await new)[0]] == [200, 200]
+
+
 async def test_an_engine_that_dies_of_a_load(engine: VllmEngine, stub: StubEngine, good: str) -> None:
     stub.faults.set(die_on_load=["a"])
     with pytest.raises(EngineDisconnected, match="EngineCore encountered an issue"):

@@ -147,6 +147,24 @@ async def test_new_weights_under_an_old_name_meet_the_prefix_cache(
             await client.unload("a")
 
 
+async def test_two_adapters_of_one_name_end_the_engine_when_a_third_takes_a_slot(
+    session: aiohttp.ClientSession, adapters: list[Path]
+) -> None:
+    async with StubEngine(StubOptions(max_loras=2, token_seconds=0.02)) as stub:
+        client = Client(session, stub.url)
+        await client.load("a", adapters[0])
+        old = asyncio.create_task(client.tokens("a", count=100))
+        await until(lambda: stub.server.model.running == 1)
+        await client.unload("a")
+        await client.load("a", adapters[1])
+        new = asyncio.create_task(client.tokens("a", count=100))
+        await until(lambda: stub.server.model.running == 2)
+        assert isinstance(await client.tokens("tiny", count=2), list)
+        await client.load("b", adapters[2])
+        assert await asyncio.gather(old, new) == [500, 500]
+        await stub.closed()
+
+
 async def test_load_inplace_reads_the_files_at_every_step(session: aiohttp.ClientSession, adapters: list[Path]) -> None:
     async with StubEngine(StubOptions(max_loras=4)) as stub:
         client = Client(session, stub.url)

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -75,9 +76,20 @@ async def tokens(
 
 
 async def load_directly(session: aiohttp.ClientSession, server: VllmServer, name: str, path: Path) -> None:
-    body = {"lora_name": name, "lora_path": str(path)}
-    async with session.post(f"{server.url}/v1/load_lora_adapter", json=body) as response:
+    body, headers = {"lora_name": name, "lora_path": str(path)}, {"Authorization": f"Bearer {KEY}"}
+    async with session.post(f"{server.url}/v1/load_lora_adapter", json=body, headers=headers) as response:
         assert response.status == 200, await response.text()
+
+
+async def unload_directly(session: aiohttp.ClientSession, server: VllmServer, name: str) -> None:
+    body, headers = {"lora_name": name}, {"Authorization": f"Bearer {KEY}"}
+    async with session.post(f"{server.url}/v1/unload_lora_adapter", json=body, headers=headers) as response:
+        assert response.status == 200, await response.text()
+
+
+def metrics(server: VllmServer) -> bytes:
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as answer:
+        return answer.read()
 
 
 async def test_what_is_served_is_the_adapter_and_nothing_else(
@@ -180,6 +192,23 @@ async def test_a_hung_engine_answers_looks_and_finishes_its_load_later(
 async def _settled(engine: VllmEngine, path: str) -> None:
     """Until vLLM lets go of the name's lock: a call for it is answered."""
     await engine.load("late", path)
+
+
+async def test_a_name_gets_new_content_when_the_requests_of_the_old_have_ended(
+    engine: VllmEngine, session: aiohttp.ClientSession, vllm: VllmServer, tiny: Path
+) -> None:
+    first, second, third = (str(tiny / "adapters" / name) for name in ("a1", "a2", "a3"))
+    await engine.load("a", first)
+    expected = await tokens(session, vllm, "a", count=200)
+    old = asyncio.create_task(tokens(session, vllm, "a", count=200))
+    await until(lambda: b'running_lora_adapters="a"' in metrics(vllm), 30)
+    await engine.unload("a")
+    await engine.load("a", second)
+    assert old.done()
+    new = asyncio.create_task(tokens(session, vllm, "a", count=200))
+    await engine.load("b", third)
+    assert await old == expected != await new
+    assert vllm.exited() is None
 
 
 async def test_in_flight(engine: VllmEngine, session: aiohttp.ClientSession, vllm: VllmServer, tiny: Path) -> None:
@@ -338,3 +367,24 @@ async def test_an_engine_dies_when_the_files_of_an_adapter_are_gone(
     assert guarded.exited() == 0
     with pytest.raises(EngineUnavailable, match="no connection"):
         await opened.look()
+
+
+async def test_an_engine_dies_of_two_adapters_of_one_name(
+    guarded: VllmServer, session: aiohttp.ClientSession, tiny: Path
+) -> None:
+    """Why a name waits for the requests of its former holder. After the test above: it starts the server again."""
+    guarded.stop()
+    guarded.start()
+    adapters = tiny / "adapters"
+    await load_directly(session, guarded, "a", adapters / "a1")
+    requests = [asyncio.create_task(tokens(session, guarded, "a", count=400))]
+    await until(lambda: b'running_lora_adapters="a"' in metrics(guarded), 30)
+    await unload_directly(session, guarded, "a")
+    await load_directly(session, guarded, "a", adapters / "a2")
+    requests.append(asyncio.create_task(tokens(session, guarded, "a", count=400)))
+    await until(lambda: b'num_requests_running{engine="0",model_name="tiny"} 2.0' in metrics(guarded), 30)
+    assert guarded.exited() is None
+    await load_directly(session, guarded, "b", adapters / "a3")
+    results = await asyncio.gather(*requests, return_exceptions=True)
+    assert all(isinstance(result, AssertionError | aiohttp.ClientError) for result in results)
+    await until(lambda: guarded.exited() is not None, 30)
