@@ -243,8 +243,9 @@ class ProcessPool:
         return write_adapter(self.root / "origin" / name, seed or name, base=BASE).as_uri()
 
     def apply(self, name: str, uri: str = "", **spec: Any) -> None:
-        """Write its manifest, as an editor that renames does."""
-        self.wanted[name] = {"baseModel": BASE, "source": {"uri": uri or self.content(name)}, **spec}
+        """Write its manifest, as an editor that renames does. `source` in the spec is more than the URI."""
+        source = {"uri": uri or self.content(name)}
+        self.wanted[name] = {"baseModel": BASE, "source": source} | spec
         manifest = {
             "apiVersion": "lora-sidecar.io/v1alpha1",
             "kind": "Adapter",
@@ -257,9 +258,7 @@ class ProcessPool:
 
     def edit(self, name: str, **spec: Any) -> None:
         """Change some fields of a manifest."""
-        kept = {k: v for k, v in self.wanted[name].items() if k not in ("baseModel", "source")}
-        uri = spec.pop("source", self.wanted[name]["source"])["uri"]
-        self.apply(name, uri, **(kept | spec))
+        self.apply(name, self.wanted[name]["source"]["uri"], **(self.wanted[name] | spec))
 
     def delete(self, name: str) -> None:
         del self.wanted[name]
