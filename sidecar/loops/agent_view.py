@@ -147,9 +147,14 @@ class LiveView:
         while self._backend.view().steering.terminating and self._clock() < until:
             waiting = self._not_handed_over()
             if not waiting:
+                self._agent.handed_over = True
                 return {"drained": True, "waiting": []}
             await asyncio.sleep(0.5)
-        waiting = self._not_handed_over() if self._backend.view().steering.terminating else []
+        waiting = []
+        if self._backend.view().steering.terminating:
+            waiting = self._not_handed_over()
+            self._agent.handed_over = True
+            self._agent.wake()
         return {"drained": not waiting, "waiting": waiting}
 
     def _not_handed_over(self) -> list[str]:

@@ -85,6 +85,8 @@ class Reconciler:
         self.platform_routes: Callable[[], frozenset[str] | None] | None = None
         # Called after each pass: who shows this worker elsewhere looks again.
         self.on_step: Callable[[], None] = lambda: None
+        # The platform was told that it may end the engine: nothing is put back into routing any more.
+        self.handed_over = False
         self.wanted_first: frozenset[str] | None = None
         self.placed_with_me = False
         self.beat = clock()
@@ -201,7 +203,7 @@ class Reconciler:
             quarantined=poison.update_quarantine(self.memory, pool, now),
             withdrawn=self.withdrawn,
             busy_names=frozenset(self.executor.busy_names),
-            going=frozenset(self.executor.going),
+            going=frozenset(self.executor.going) | (owned.keys() if self.handed_over else frozenset()),
             busy_fetches=dict(self.executor.fetching),
             memory=self.memory,
             rules=self._rules,

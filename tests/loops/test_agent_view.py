@@ -17,6 +17,7 @@ class Pod:
         self.ending = ending
         self.looks = 0
         self.steering = Steering()
+        self.agent: Any = None
 
     def view(self) -> BackendView:
         return BackendView(
@@ -30,7 +31,8 @@ class Pod:
 
 def view_of(pod: Pod) -> LiveView:
     moments = iter([0.0, *[1000.0] * 10])
-    agent = SimpleNamespace(plan=None, world=None)
+    agent = SimpleNamespace(plan=None, world=None, handed_over=False, wake=lambda: None)
+    pod.agent = agent
     return LiveView(
         cast(Any, agent),
         cast(Any, pod),
@@ -47,9 +49,12 @@ async def test_a_deletion_that_the_kubelet_heard_of_first_is_waited_for() -> Non
     answer = await view_of(pod).drained()
     assert answer["drained"] is False
     assert answer["waiting"]
+    # From here on the engine may be gone at any moment: nothing is put back into routing.
+    assert pod.agent.handed_over
 
 
 async def test_a_container_that_restarts_alone_waits_for_nothing() -> None:
     pod = Pod(ending=False)
     assert await view_of(pod).drained() == {"drained": True, "waiting": []}
     assert pod.looks == 1
+    assert not pod.agent.handed_over
