@@ -56,7 +56,7 @@ def test_the_only_pod_is_deleted_and_hands_over_to_its_replacement(pool: Pool) -
         pool.cluster.kubectl("delete", "pod", "-n", pool.namespace, holder, "--timeout=100s")
         assert holder not in pool.until_loaded("one", 1)
         pool.until_ready(1)
-    assert "preStop hook of vllm failed" not in pool.nodes.log_of_kubelet()
+    assert f"preStop hook of {holder}/vllm failed" not in pool.nodes.log_of_kubelet()
 
 
 def test_a_pod_removed_by_force_costs_nothing_that_has_two_copies(pool: Pool) -> None:

@@ -173,7 +173,7 @@ class Container:
                 else:
                     await self._get(hook["httpGet"], None)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            print(f"preStop hook of {self.name} failed: {error!r}", file=sys.stderr)
+            print(f"preStop hook of {self.pod['metadata']['name']}/{self.name} failed: {error!r}", file=sys.stderr)
 
     async def _terminate(self, deadline: float) -> None:
         process = self.process
