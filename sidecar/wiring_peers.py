@@ -135,7 +135,12 @@ def _by_gossip(agent: Agent, keys: Keyring, file: KeyFile | None) -> Neighbours:
     peers = MixedPeers(gossip, asked, members, clock)
     flights = Flights()
     transfer = PeerTransfer(
-        gossip, flights, me=head.name, targets=agent.targets, received=lambda size: agent.metrics.received("peer", size)
+        gossip,
+        flights,
+        me=head.name,
+        targets=agent.targets,
+        received=lambda size: agent.metrics.received("peer", size),
+        follow_above=settings.small_content,
     )
     agent.stack.callback(flights.close)
     agent.stack.callback(transfer.close)

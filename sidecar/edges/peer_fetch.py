@@ -72,12 +72,18 @@ class PeerTransfer:
         targets: Callable[[str], Sequence[str]],
         received: Callable[[int], None] = lambda size: None,
         patience: float = PATIENCE,
+        follow_above: int = 0,
     ) -> None:
-        """`me` is this worker's name; `targets` gives an adapter's targets (by namespace/name) in rank order."""
+        """`me` is this worker's name; `targets` gives an adapter's targets (by namespace/name) in rank order.
+
+        Downloads under way are followed only for contents of more than `follow_above` bytes: what everybody reads from
+        the origin at once is here sooner than the others' first chunks of it.
+        """
         self._side, self._flights = side, flights
         self._me, self._targets = me, targets
         self.received = received
         self.patience = patience
+        self._follow_above = follow_above
         self._connections = PeerConnections()
         self._contents: dict[str, Content] = {}
 
@@ -156,6 +162,8 @@ class PeerTransfer:
         holders.sort(key=lambda name: hashlib.sha256(f"{self._me}\0{name}".encode()).digest())
         for name in holders[:MAX_HOLDERS]:
             yield BlobReader(self, content, view[name], listing, file, revision)
+        if listing.size <= self._follow_above:
+            return
         targets = self._targets(adapter.key)
         view = self._side.view()
         root = view.get(targets[0]) if targets and len(targets) <= FEW_TARGETS else None

@@ -72,6 +72,21 @@ async def test_children_read_what_the_first_has_so_far_and_the_origin_is_read_on
     assert read_from_origin(proxy) == len(files[WEIGHTS])
 
 
+async def test_nobody_waits_for_the_download_of_what_everybody_reads_at_once(
+    workers: Workers, s3: S3Server, proxy: Proxy, files: Files
+) -> None:
+    gate = asyncio.Event()
+    held_after(3 * CHUNK + 1000, gate, proxy)
+    await workers.start(2, follow_above=16 * SIZE)
+    wants = wanted(upload(s3, "small", files))
+    first = asyncio.create_task(workers.all[0].fetch(wants))
+    await until(lambda: workers.all[0].flying() >= 3, 10)
+    assert content((await workers.all[1].fetch(wants)).path) == files
+    assert workers.all[1].received == 0
+    gate.set()
+    await first
+
+
 async def test_an_archive_is_passed_on_as_it_is(workers: Workers, s3: S3Server, proxy: Proxy, files: Files) -> None:
     from tests.adapters import tar_gz
 
