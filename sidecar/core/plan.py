@@ -198,7 +198,7 @@ def _not_target(draft: Draft, adapter: Adapter) -> None:
     world, name, key = draft.world, adapter.served_name, adapter.key
     have = world.owned.get(name) if world.engine else None
     assignment = world.assignments.get(key)
-    if name in world.going and name not in world.memory.drains:
+    if name in world.going and name in world.busy_names and name not in world.memory.drains:
         update.under_way(draft, adapter, have or "", message="changing over")
         return
     if have is None:

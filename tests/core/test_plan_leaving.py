@@ -86,6 +86,13 @@ def test_an_unload_that_can_no_longer_be_called_off_keeps_the_traffic_away() -> 
     assert state(made, A) == State.DRAINING
 
 
+def test_what_the_platform_may_end_at_any_moment_gets_no_traffic_back() -> None:
+    loading = peer("worker-1", entry(A, State.LOADING))
+    made = plan_of(A, **MOVED, peers=[loading], going=frozenset({"a"}), terminating=True)
+    assert made.actions == ()
+    assert not made.statuses[A.key].routed
+
+
 def test_a_target_again_takes_its_traffic_back() -> None:
     fields = MOVED | {"targets": {"a": [ME]}}
     made = plan_of(A, **fields, **drained())
