@@ -34,6 +34,10 @@ from sidecar.ports import (
 
 log = structlog.get_logger()
 
+# An action that ended in a fault of this program isn't begun again before.
+CRASHED_SECONDS = 5.0
+
+
 class Executor:
     """Runs actions; at most one a served name, and one fetch an adapter, at a time.
 
@@ -121,6 +125,10 @@ class Executor:
             elif adapter is not None and isinstance(action, Swap):
                 await self._swap(action, adapter)
             await self._save()
+        except Exception:
+            # A fault of this program: said by `_done`, and not run into again at once.
+            await asyncio.sleep(CRASHED_SECONDS)
+            raise
         finally:
             self.busy_names.discard(action.name)
             self.going.discard(action.name)

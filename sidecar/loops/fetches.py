@@ -97,6 +97,13 @@ class Fetches:
             async with self._slots:
                 await (self._read_ahead if action.ahead else self._fetch_once)(action, adapter)
             await self._save()
+        except Exception as error:
+            # A fault of this program: said by who runs this, and not run into again at once.
+            revision = action.expected or ""
+            outcome.failed(
+                self._memory, adapter, revision, repr(error), outcome.FETCH, self._clock(), self._rng.random()
+            )
+            raise
         finally:
             self.fetching.pop(action.key, None)
             self.coming.pop(action.key, None)

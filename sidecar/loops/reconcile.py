@@ -22,9 +22,10 @@ from sidecar.core.report import entries
 from sidecar.core.world import Peer, Plan, Rules, Status, Swap, Unload, World
 from sidecar.loops.engine_watch import EngineWatch
 from sidecar.loops.execute import Executor
+from sidecar.loops.keeper import Keeper
 from sidecar.loops.placing import Placer
 from sidecar.model import Adapter, Decision, EngineView, Head, Record, State
-from sidecar.ports import Backend, BackendView, Clock, DiskFull, Engine, Fetcher, Meter, Peers, PeerUnreachable, Store
+from sidecar.ports import Backend, BackendView, Clock, EdgeError, Engine, Fetcher, Meter, Peers, PeerUnreachable, Store
 
 log = structlog.get_logger()
 
@@ -62,7 +63,6 @@ class Reconciler:
         self.peers, self.watch = peers, watch
         self._clock, self._meter, self._rules = clock, meter, rules
         self._base_model, self._capacity = base_model, capacity
-        self._engine = engine
         self._keep_files = keep_files_seconds
         self._settle_until = clock() + settle_seconds
         self._changed = asyncio.Event()
@@ -71,6 +71,7 @@ class Reconciler:
         self._base_models: tuple[str, ...] = (base_model,) if base_model else ()
         self._saved = b""
         self._tidied = 0.0
+        self._keeper = Keeper(store, engine, memory)
         self._saving = asyncio.Lock()
         self.memory = memory
         self.head = head
@@ -142,6 +143,7 @@ class Reconciler:
         self._tell(world, plan_)
         self._ready_progress(world)
         self.on_step()
+        await self._keeper.before_actions(world)
         for action in plan_.actions:
             self.executor.start(action, self.adapters.get(action.key))
         await self._tidy(world)
@@ -334,6 +336,7 @@ class Reconciler:
             outcome.agent_started(self.memory, view.process, self._clock())
             return
         self._meter.engine_restarted()
+        self.wanted_first = None
         suspect = None if self._backend.view().steering.terminating else poison.engine_died(self.memory, lost_at)
         log.warning("engine_restarted", version=view.version, suspected_revision=suspect)
         outcome.engine_restarted(self.memory, view.process)
@@ -346,18 +349,12 @@ class Reconciler:
             self.wanted_first = world.mine
 
     async def _tidy(self, world: World) -> None:
-        if not world.adapters_fresh or world.now - self._tidied < TIDY_EVERY:
+        if world.now - self._tidied < TIDY_EVERY:
             return
         self._tidied = world.now
-        outcome.forget(self.memory, self.adapters, world.now, self._keep_files)
-        if world.engine is None:
-            return
-        keep = set(world.owned.values()) | set(self.memory.unloaded) | set(self.memory.previous.values())
-        keep |= {d.revision for d in world.decisions.values()} | {a.revision for a in self.memory.attempts}
-        # A request that was queued before the unload may read the files when its turn comes, however late.
-        busy = await self._engine.in_flight() or frozenset()
-        keep |= {past.revision for past in self.memory.history if past.name in busy}
-        await asyncio.to_thread(self._store.evict, frozenset(keep))
+        if world.adapters_fresh:
+            outcome.forget(self.memory, self.adapters, world.now, self._keep_files)
+        await self._keeper.tidy(world)
 
     async def save(self) -> None:
         """Keep the memory on disk if it changed; a full disk is said, and the agent goes on."""
@@ -367,7 +364,7 @@ class Reconciler:
                 return
             try:
                 await asyncio.to_thread(self._store.save, "memory.json", data)
-            except DiskFull as error:
+            except EdgeError as error:
                 log.error("state_not_saved", error=str(error))
                 return
             self._saved = data

@@ -37,13 +37,14 @@ class SimWorker:
         watch = EngineWatch(self.engine, pool.clock, interval=1.0, up_window=3.0)
         members = self.backend
         peers = SimPeers(self.name, pool.network, lambda: [m.name for m in members.members or ()], pool.clock, pool.rng)
+        self.fetcher = SimFetcher(pool.origin, self.disk, pool.rng)
         agent = Reconciler(
             head=Head(uid=self.uid, name=self.name, pool="sim", zone=self.zone),
             backend=self.backend,
             peers=peers,
             engine=self.engine,
             watch=watch,
-            fetcher=SimFetcher(pool.origin, self.disk, pool.rng),
+            fetcher=self.fetcher,
             store=self.disk,
             memory=restore(self.disk.read("memory.json"), pool.clock()),
             clock=pool.clock,

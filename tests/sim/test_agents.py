@@ -11,7 +11,8 @@ import msgspec
 
 from sidecar.core.memory import Attempt, Memory, dump
 from sidecar.loops.reconcile import Reconciler
-from sidecar.model import Adapter, Distribution, Source, State
+from sidecar.model import Adapter, Distribution, Listing, Source, State
+from sidecar.ports import EdgeError
 
 from .loop import run
 from .pool import SimPool, SimWorker
@@ -250,5 +251,61 @@ def test_a_list_without_any_base_model_takes_nothing_away() -> None:
         await asyncio.sleep(60)
         assert "a" in worker.engine.adapters
         assert states(worker) == {"a": State.LOADED}
+
+    told(story)
+
+
+def test_a_fault_of_this_program_is_not_run_into_again_at_once() -> None:
+    async def story(pool: SimPool) -> None:
+        worker = pool.add_worker(start=False)
+        asked = []
+
+        async def crash(adapter: Adapter) -> Listing:
+            asked.append(adapter.key)
+            raise ZeroDivisionError("a fault of this program")
+
+        worker.start()
+        worker.fetcher.listing = crash  # type: ignore[method-assign]  # what no edge may do
+        pool.adapter("a")
+        pool.publish()
+        await asyncio.sleep(60)
+        assert 3 <= len(asked) <= 10
+        assert "ZeroDivisionError" in message(worker, "default/a")
+        # Everything else goes on.
+        del worker.fetcher.listing
+        pool.adapter("b")
+        pool.publish()
+        await until(lambda: holds(worker, "b", "b-1"))
+
+    told(story)
+
+
+def test_a_disk_that_keeps_nothing_ends_nothing() -> None:
+    async def story(pool: SimPool) -> None:
+        worker = pool.add_worker()
+
+        def full(name: str, data: bytes) -> None:
+            raise EdgeError("the file system is read-only")
+
+        worker.disk.save = full  # type: ignore[method-assign]  # a disk that fails
+        pool.adapter("a")
+        pool.publish()
+        await until(lambda: holds(worker, "a", "a-1"))
+
+    told(story)
+
+
+def test_a_new_engine_process_is_ready_when_what_is_wanted_then_is_loaded() -> None:
+    async def story(pool: SimPool) -> None:
+        pool.adapter("a")
+        worker = pool.add_worker()
+        await until(lambda: agent(worker).wanted_first == frozenset({"default/a"}))
+        pool.adapter("b")
+        pool.publish()
+        await until(lambda: "b" in worker.engine.adapters)
+        assert agent(worker).wanted_first == frozenset({"default/a"})
+        worker.engine.kill()
+        worker.engine.start()
+        await until(lambda: agent(worker).wanted_first == frozenset({"default/a", "default/b"}), 5)
 
     told(story)
