@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,46 @@ async def test_the_seed_numbers_of_four_workers(tmp_path: Path) -> None:
         pool.apply("every")
         await pool.settled()
         assert {n: len(at) for n, at in pool.placement().items()} == {"ten": 4, "half": 2, "tenth": 1, "every": 4}
+
+
+async def test_an_agent_that_is_told_to_end_lets_go_of_a_load_and_a_download_that_hang(tmp_path: Path) -> None:
+    """Both go on for minutes; and what was begun is found out when it starts again."""
+    async with silent() as url, ProcessPool(tmp_path, 1, flags={"allow-http": "true"}) as pool:
+        (worker,) = pool.workers
+        await worker.engine.misbehave(hang_load=["hangs"])
+        pool.apply("hangs")
+        pool.apply("slow", f"{url}/adapter.tar.gz")
+
+        async def busy() -> bool:
+            rows = await worker.rows()
+            return {n: r["state"] for n, r in rows.items()} == {"hangs": "Loading", "slow": "Downloading"}
+
+        await until(busy, "a load and a download to hang")
+        began = asyncio.get_running_loop().time()
+        assert await worker.agent.end(signal.SIGTERM) == 0
+        assert asyncio.get_running_loop().time() - began < 2.0
+        await worker.engine.behave()
+        pool.delete("slow")
+        await worker.start()
+        await pool.settled()
+
+
+@asynccontextmanager
+async def silent() -> AsyncIterator[str]:
+    """A server that takes connections and never answers; yields its URL."""
+    ended = asyncio.Event()
+
+    async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await ended.wait()
+        writer.close()
+
+    server = await asyncio.start_server(ignore, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        ended.set()
+        server.close()
+        await server.wait_closed()
 
 
 async def test_an_agent_that_is_told_to_end_ends_within_two_seconds_and_leaves_its_adapters(tmp_path: Path) -> None:

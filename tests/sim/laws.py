@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from sidecar.core.placement import place
 from sidecar.core.sight import as_peer, worker_of
@@ -46,7 +47,7 @@ class Watcher:
         for worker in self.pool.workers.values():
             if worker.name not in self._watched:
                 self._watched.add(worker.name)
-                worker.engine.on_change = lambda what, name, w=worker.name: self._engine_event(w, what, name)
+                worker.engine.on_change = partial(self._engine_event, worker.name)
 
     def _fault(self, text: str) -> None:
         self.note(f"BROKEN {text}")
