@@ -73,11 +73,18 @@ def parse_adapter(document: object, *, strict: bool = True, allow_http: bool = T
     if spec is None and not top.has("spec"):
         top.fault("spec", "is required; it holds baseModel and source")
     described = _spec(spec, str(named["name"]), allow_http) if spec is not None else {}
-    status = Fields({"status": top.raw("status")}, "", [], False).mapping("status")
     if faults:
         raise InvalidManifest(tuple(faults), key_of(document))
-    revision = status.text("revision") if status is not None else ""
-    return Adapter(**named, **described, status_revision=revision or None)  # type: ignore[arg-type]  # checked above
+    revision = _told_revision(top, named.get("generation"))
+    return Adapter(**named, **described, status_revision=revision)  # type: ignore[arg-type]  # checked above
+
+
+def _told_revision(top: Fields, generation: object) -> str | None:
+    """The revision in the status, if the status is about this spec: after an edit it may be of another source."""
+    status = Fields({"status": top.raw("status")}, "", [], False).mapping("status")
+    if status is None or status.whole("observedGeneration", 0, 0, 2**63 - 1) != generation:
+        return None
+    return status.text("revision") or None
 
 
 def key_of(document: object) -> str:

@@ -91,7 +91,7 @@ def test_every_field() -> None:
             "drainSeconds": 0,
             "onStalePrefixCache": "Replace",
         },
-        "status": {"revision": DIGEST, "anything": ["else"]},
+        "status": {"revision": DIGEST, "observedGeneration": 4, "anything": ["else"]},
     }
     assert parse_adapter(made) == Adapter(
         namespace="team-a",
@@ -115,6 +115,15 @@ def test_every_field() -> None:
         on_stale_prefix_cache="Replace",
         status_revision=DIGEST,
     )
+
+
+@pytest.mark.parametrize("observed", [None, 3, 5, "4", -1])
+def test_a_status_about_another_spec_tells_no_revision(observed: object) -> None:
+    made = named(generation=4)
+    made["status"] = {"revision": DIGEST} | ({} if observed is None else {"observedGeneration": observed})
+    assert parse_adapter(made).status_revision is None
+    made["status"]["observedGeneration"] = 4
+    assert parse_adapter(made).status_revision == DIGEST
 
 
 @pytest.mark.parametrize("distribution", [None, {}, {"strategy": "all"}, {"spread": "none"}])
