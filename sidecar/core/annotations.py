@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from sidecar.core.report import MESSAGE_LIMIT
+from sidecar.core.memory import MESSAGE_LIMIT
 from sidecar.core.world import Status
 from sidecar.model import ADAPTER_PREFIX, LABEL_PREFIX, Entry, Frozen, Head, State
 

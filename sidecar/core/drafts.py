@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sidecar.core.cacheguard import CacheGuard
-from sidecar.core.memory import FOREVER, Retry, refused_revision, trial
+from sidecar.core.memory import FOREVER, Retry, refused_revision, spoken, trial
 from sidecar.core.poison import rejected
 from sidecar.core.world import Action, Load, Plan, Status, World
 from sidecar.model import Adapter, Decision, State
@@ -164,7 +164,10 @@ class Draft:
             return
         retry = self.world.memory.retries.get(adapter.key)
         state = State.REJECTED if retry and retry.rejected else State.FAILED
-        self.say(adapter.key, state, adapter.served_name, message=retry.message if retry else "", avoid=True)
+        avoid = self.world.memory.avoid.get(adapter.key)
+        until = avoid.until if avoid else FOREVER
+        message = spoken(retry.message if retry else "", until, self.world.now)
+        self.say(adapter.key, state, adapter.served_name, message=message, avoid=True)
 
     def avoids(self, adapter: Adapter) -> bool:
         """Whether this worker asks to be passed over for the adapter as it is now."""

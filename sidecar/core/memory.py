@@ -6,9 +6,17 @@ that keys its prefix cache by name alone could mix cached blocks of old weights 
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import msgspec
 
 from sidecar.model import Adapter, Decision, Frozen, Listing, Suspicion
+
+FOREVER = 4e9
+"""A time that is never reached (year 2096), and that JSON can hold."""
+
+MESSAGE_LIMIT = 256
+"""Characters of a message that others are told."""
 
 
 class LoadedOnce(Frozen, frozen=True):
@@ -43,6 +51,14 @@ class Refused(Frozen, frozen=True):
 
     source_id: str
     revision: str
+
+
+def spoken(message: str, again: float, now: float) -> str:
+    """What went wrong and when it is tried again, for people; an absolute time, so that it isn't news every second."""
+    if not now < again < FOREVER:
+        return message
+    when = f"; tried again at {datetime.fromtimestamp(again, tz=UTC):%H:%M:%S} UTC"
+    return message[: MESSAGE_LIMIT - len(when)] + when
 
 
 class Trial(Frozen, frozen=True):
@@ -148,7 +164,3 @@ def restore(data: bytes | None, now: float) -> Memory:
     memory.deaths = [min(t, now) for t in memory.deaths]
     memory.attempts = [a for a in memory.attempts if a.started <= now]
     return memory
-
-
-FOREVER = 4e9
-"""A time that is never reached (year 2096), and that JSON can hold."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from sidecar.core import handover, update
 from sidecar.core.drafts import QUARANTINED, Draft, blocked, wanted_revision
-from sidecar.core.memory import trial
+from sidecar.core.memory import spoken, trial
 from sidecar.core.poison import suspected
 from sidecar.core.world import Fetch, Load, Plan, Unload, World
 from sidecar.model import Adapter, Decision, Listing, State
@@ -92,7 +92,7 @@ def _load(draft: Draft, adapter: Adapter, want: str) -> None:
     if retry is not None and world.now < retry.not_before:
         state = State.REJECTED if retry.rejected else State.FAILED
         draft.wake(retry.not_before)
-        draft.say(key, state, name, revision=want, message=retry.message)
+        draft.say(key, state, name, revision=want, message=spoken(retry.message, retry.not_before, world.now))
         return
     verdict = draft.cache.verdict(adapter, want)
     if verdict == "hold":
@@ -139,7 +139,8 @@ def _start_fetch(draft: Draft, adapter: Adapter, decision: Decision | None) -> t
         draft.wake(retry.not_before)
         refresh = _refresh_due(draft, adapter, decision)
         if refresh is None:
-            return (State.REJECTED if retry.rejected else State.FAILED), retry.message
+            message = spoken(retry.message, retry.not_before, world.now)
+            return (State.REJECTED if retry.rejected else State.FAILED), message
         draft.act(refresh)
         return State.DOWNLOADING, ""
     if decision is not None:

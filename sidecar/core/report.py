@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sidecar.core.memory import Memory, refused_revision
+from sidecar.core.memory import MESSAGE_LIMIT, Memory, refused_revision
 from sidecar.core.placement import Assignment
 from sidecar.core.world import Status
 from sidecar.model import Adapter, Decision, Entry
-
-MESSAGE_LIMIT = 256
 
 
 def entries(

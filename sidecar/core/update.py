@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sidecar.core.drafts import Draft
 from sidecar.core.handover import loaded_elsewhere
+from sidecar.core.memory import spoken
 from sidecar.core.world import Swap
 from sidecar.model import Adapter, State
 
@@ -52,7 +53,7 @@ def _not_yet(draft: Draft, adapter: Adapter, want: str) -> str | None:
     retry = draft.retry(adapter, want)
     if retry is not None and world.now < retry.not_before:
         draft.wake(retry.not_before)
-        return retry.message
+        return spoken(retry.message, retry.not_before, world.now)
     if not (world.members_fresh and world.adapters_fresh and world.settled) or world.isolated:
         return "new content waits: not all workers of the pool are in view"
     entries = {n: p.entries[key] for n, p in world.peers.items() if p.alive and key in p.entries}

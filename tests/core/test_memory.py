@@ -21,6 +21,7 @@ from sidecar.core.memory import (
     Trial,
     dump,
     restore,
+    spoken,
 )
 from sidecar.model import Listing, Suspicion
 
@@ -86,3 +87,17 @@ def test_two_memories_share_nothing() -> None:
     one.avoid["x"] = Avoid("s", R1, 1.0)
     one.history.append(LoadedOnce("p", "a", R1))
     assert two == Memory()
+
+
+@pytest.mark.parametrize(
+    ("again", "said"),
+    [(NOW + 30, "no; tried again at 13:47:10 UTC"), (NOW, "no"), (NOW - 5, "no"), (FOREVER, "no")],
+)
+def test_what_failed_says_when_it_is_tried_again(again: float, said: str) -> None:
+    assert spoken("no", again, NOW) == said
+
+
+def test_when_it_is_tried_again_is_never_cut_off() -> None:
+    told = spoken("x" * 1000, NOW + 30, NOW)
+    assert len(told) == 256
+    assert told.endswith("tried again at 13:47:10 UTC")

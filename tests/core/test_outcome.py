@@ -322,7 +322,7 @@ def test_avoiding_ends_by_itself_and_is_told_while_no_target() -> None:
     fail(memory, 3)
     seen = world(A, targets={"a": ["worker-1"]}, wants={"a": R1}, memory=memory)
     told = plan(seen).statuses[A.key]
-    assert (told.avoid, told.state, told.message) == (True, State.FAILED, "it broke")
+    assert (told.avoid, told.state, told.message) == (True, State.FAILED, "it broke; tried again at 13:56:40 UTC")
     later = world(A, targets={"a": ["worker-1"]}, wants={"a": R1}, memory=memory, now=NOW + 600.0)
     assert A.key not in plan(later).statuses
     target = world(A, targets={"a": [ME]}, wants={"a": R1}, memory=memory, now=NOW + 600.0, disk=[R1])

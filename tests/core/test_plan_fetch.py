@@ -30,6 +30,9 @@ from .worlds import (
 
 A = adapter("a")
 
+# 30 seconds after NOW.
+SAID = "it broke; tried again at 13:47:10 UTC"
+
 
 def retry(rev: str = "", *, until: float = NOW + 30.0, rejected: bool = False, failures: int = 1) -> Memory:
     input_ = f"{A.source_id}@{rev}" if rev else A.source_id
@@ -118,7 +121,7 @@ def test_a_failed_fetch_waits_and_says_why() -> None:
     made = plan_of(A, memory=retry())
     assert made.actions == ()
     assert state(made, A) == State.FAILED
-    assert made.statuses[A.key].message == "it broke"
+    assert made.statuses[A.key].message == SAID
     assert made.wake_at == NOW + 30.0
 
 

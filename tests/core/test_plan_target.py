@@ -32,6 +32,9 @@ B = adapter("b")
 REFUSED = {A.key: Refused(source_id=A.source_id, revision=R2)}
 HISTORY = [LoadedOnce(process="p1", name="a", revision=R1)]
 
+# 30 seconds after NOW.
+SAID = "it broke; tried again at 13:47:10 UTC"
+
 
 def retry(rev: str = "", *, until: float = NOW + 30.0, rejected: bool = False, failures: int = 1) -> Memory:
     input_ = f"{A.source_id}@{rev}" if rev else A.source_id
@@ -84,7 +87,7 @@ def test_one_bad_adapter_changes_nothing_for_the_others() -> None:
 def test_a_failed_load_waits_for_its_time_and_says_why() -> None:
     made = plan_of(A, wants={"a": R1}, disk=[R1], memory=retry(R1))
     assert made.actions == ()
-    assert made.statuses[A.key].message == "it broke"
+    assert made.statuses[A.key].message == SAID
     assert state(made, A) == State.FAILED
     assert made.wake_at == NOW + 30.0
 
