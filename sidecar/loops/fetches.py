@@ -150,7 +150,6 @@ class Fetches:
             self._meter.fetched("ok", self._clock() - began)
             for warning in fetched.warnings:
                 log.warning("adapter_suspicious", adapter=adapter.key, warning=warning)
-            log.info("adapter_fetched", adapter=adapter.key, revision=fetched.revision, bytes=listing.size)
             decision = self._decision(action, adapter, listing, fetched.revision)
             outcome.fetched(self._memory, adapter, decision, self._clock())
 
