@@ -18,8 +18,8 @@ KEEPS_QUARANTINED_AFTER = 600.0
 
 
 def wanted_revision(world: World, adapter: Adapter) -> str | None:
-    """The revision this worker should serve: the pool's, or the one before it if this engine refused the pool's, died
-    of it, or must not try it."""
+    """The revision this worker should serve: the pool's, or the one before it if this engine or another's refused the
+    pool's, or engines die of it."""
     decision = world.decisions.get(adapter.key)
     if decision is None:
         return None
@@ -27,7 +27,14 @@ def wanted_revision(world: World, adapter: Adapter) -> str | None:
     if previous is None or previous not in world.disk or blocked(world, previous):
         return decision.revision
     refused = refused_revision(world.memory, adapter) == decision.revision
+    refused = refused or refused_by(world, adapter.key, decision.revision) is not None
     return previous if refused or blocked(world, decision.revision) else decision.revision
+
+
+def refused_by(world: World, key: str, revision: str) -> str | None:
+    """The first by name of the other workers whose engine refused this revision while an older one serves there."""
+    names = (n for n, p in world.peers.items() if p.alive and key in p.entries and p.entries[key].refused == revision)
+    return min(names, default=None)
 
 
 def blocked(world: World, revision: str | None) -> str | None:
@@ -212,7 +219,10 @@ class Draft:
         return assignment.targets[0] if assignment and assignment.targets else None
 
     def bytes_are_gone(self, key: str, decision: Decision) -> bool:
-        """Whether a target can't get the decided bytes from anywhere: the origin has moved on."""
+        """Whether a target can't get the decided bytes from anywhere: the origin has moved on, and where workers read
+        from each other, nobody has them any more."""
+        if self.world.rules.peer_bytes and self._somebody_has(key, decision.revision):
+            return False
         own = self.world.memory.gone.get(key) == decision.refresh and decision.revision not in self.world.disk
         if own:
             return True
@@ -223,6 +233,10 @@ class Draft:
             if entry is not None and entry.gone and entry.revision in ("", decision.revision):
                 return True
         return False
+
+    def _somebody_has(self, key: str, revision: str) -> bool:
+        peers = (p.entries[key] for p in self.world.peers.values() if p.alive and key in p.entries)
+        return revision in self.world.disk or any(e.revision == revision and e.state == State.LOADED for e in peers)
 
     def leaving_since(self, key: str) -> float:
         """When this worker stopped being a target of `key`; noted for the next plan."""

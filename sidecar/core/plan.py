@@ -12,7 +12,7 @@ memory, an agent reaches the same end state. The laws it keeps, each a property 
 from __future__ import annotations
 
 from sidecar.core import handover, update
-from sidecar.core.drafts import QUARANTINED, Draft, blocked, wanted_revision
+from sidecar.core.drafts import QUARANTINED, Draft, blocked, refused_by, wanted_revision
 from sidecar.core.memory import spoken, trial
 from sidecar.core.poison import suspected
 from sidecar.core.world import Fetch, Load, Plan, Unload, World
@@ -100,6 +100,11 @@ def _load(draft: Draft, adapter: Adapter, want: str) -> None:
         return
     if not world.settled:
         draft.say(key, State.PENDING, name, revision=want, message=UNSETTLED)
+        return
+    refuser = refused_by(world, key, want)
+    if refuser is not None:
+        message = f"the engine of {refuser} refused this content: nobody else starts with it until the source changes"
+        draft.say(key, State.PENDING, name, revision=want, message=message, held=True)
         return
     draft.say(key, State.LOADING, name, revision=want)
     suspect = want in suspected(world.memory, world.now)

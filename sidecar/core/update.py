@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.core.drafts import Draft
+from sidecar.core.drafts import Draft, refused_by
 from sidecar.core.handover import loaded_elsewhere
 from sidecar.core.memory import spoken
 from sidecar.core.world import Swap
@@ -57,9 +57,9 @@ def _not_yet(draft: Draft, adapter: Adapter, want: str) -> str | None:
     if not (world.members_fresh and world.adapters_fresh and world.settled) or world.isolated:
         return "new content waits: not all workers of the pool are in view"
     entries = {n: p.entries[key] for n, p in world.peers.items() if p.alive and key in p.entries}
-    refused = sorted(n for n, e in entries.items() if e.refused == want)
-    if refused:
-        return f"new content waits: the engine of {refused[0]} refused it"
+    refuser = refused_by(world, key, want)
+    if refuser is not None:
+        return f"new content waits: the engine of {refuser} refused it"
     changing = sorted(n for n in _targets(draft, key) if n in entries and entries[n].state in CHANGING)
     if changing and adapter.served_name not in world.memory.drains:
         return f"new content waits: {changing[0]} is changing over"

@@ -206,6 +206,26 @@ def test_the_first_in_rank_decides_anew_when_a_target_cannot_get_the_bytes() -> 
     assert fetches(made) == [Fetch(key=A.key, refresh=1, trial=True)]
 
 
+@pytest.mark.parametrize(
+    ("disk", "holder", "anew"),
+    [([R1], State.LOADED, False), ([], State.LOADED, False), ([], State.FAILED, True), ([R1], State.FAILED, False)],
+)
+def test_where_workers_read_from_each_other_bytes_are_gone_when_nobody_has_them(
+    disk: list[str], holder: State, anew: bool
+) -> None:
+    peers = [peer("worker-1", entry(A, State.FAILED, "", gone=True)), peer("worker-2", entry(A, holder, R1))]
+    made = plan_of(
+        A,
+        targets={"a": [ME, "worker-1"]},
+        wants={"a": R1},
+        peers=peers,
+        disk=disk,
+        memory=Memory(gone={} if disk else {A.key: 0}),
+        rules=Rules(peer_bytes=True),
+    )
+    assert any(f.trial for f in fetches(made)) is anew
+
+
 def test_bytes_that_are_gone_here_are_decided_anew_by_the_first_in_rank_alone() -> None:
     lost = Memory(gone={A.key: 0})
     assert fetches(plan_of(A, wants={"a": R1}, memory=lost))[0].refresh == 1

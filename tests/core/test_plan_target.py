@@ -14,12 +14,15 @@ from sidecar.core.world import Fetch, Load, Unload
 from sidecar.model import State, Suspicion
 
 from .worlds import (
+    ME,
     NOW,
     R1,
     R2,
     adapter,
     drained,
+    entry,
     loads,
+    peer,
     plan_of,
     state,
     swaps,
@@ -311,6 +314,27 @@ def test_the_refused_revision_is_tried_again_when_the_old_files_are_gone() -> No
     seen = world(A, wants={"a": R2}, disk=[R2], memory=memory)
     assert wanted_revision(seen, A) == R2
     assert swaps(plan(seen)) == []
+
+
+REFUSER = peer("worker-1", entry(A, rev=R1, refused=R2))
+
+
+def test_nobody_else_starts_with_what_an_engine_refused() -> None:
+    """Its own engine has started anew: what served before it serves again."""
+    fields: dict[str, Any] = {"targets": {"a": ["worker-1", ME]}, "wants": {"a": R2}, "peers": [REFUSER]}
+    again = plan_of(A, **fields, disk=[R1, R2], memory=Memory(previous={A.key: R1}))
+    assert [a.revision for a in loads(again)] == [R1]
+    fresh = plan_of(A, **fields, disk=[R2])
+    status = fresh.statuses[A.key]
+    assert fresh.actions == ()
+    assert (status.state, status.held, status.avoid) == (State.PENDING, True, False)
+    assert "worker-1" in status.message
+
+
+def test_who_refused_and_is_gone_stops_nobody() -> None:
+    dead = msgspec.structs.replace(REFUSER, alive=False)
+    made = plan_of(A, targets={"a": [ME]}, wants={"a": R2}, disk=[R2], peers=[dead])
+    assert [a.revision for a in loads(made)] == [R2]
 
 
 def test_a_refusal_does_not_outlive_the_source() -> None:
