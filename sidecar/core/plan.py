@@ -101,7 +101,8 @@ def _load(draft: Draft, adapter: Adapter, want: str) -> None:
     if not world.settled:
         draft.say(key, State.PENDING, name, revision=want, message=UNSETTLED)
         return
-    refuser = refused_by(world, key, want)
+    # What has served here before is no start.
+    refuser = refused_by(world, key, want) if world.memory.previous.get(key) != want else None
     if refuser is not None:
         message = f"the engine of {refuser} refused this content: nobody else starts with it until the source changes"
         draft.say(key, State.PENDING, name, revision=want, message=message, held=True)

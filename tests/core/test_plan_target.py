@@ -331,6 +331,12 @@ def test_nobody_else_starts_with_what_an_engine_refused() -> None:
     assert "worker-1" in status.message
 
 
+def test_what_served_here_before_serves_again_whoever_refused_it() -> None:
+    fields: dict[str, Any] = {"targets": {"a": ["worker-1", ME]}, "wants": {"a": R2}, "peers": [REFUSER]}
+    made = plan_of(A, **fields, disk=[R1, R2], memory=Memory(previous={A.key: R2}))
+    assert [a.revision for a in loads(made)] == [R2]
+
+
 def test_who_refused_and_is_gone_stops_nobody() -> None:
     dead = msgspec.structs.replace(REFUSER, alive=False)
     made = plan_of(A, targets={"a": [ME]}, wants={"a": R2}, disk=[R2], peers=[dead])
