@@ -79,9 +79,14 @@ async def test_an_edited_manifest_moves_its_adapter_make_before_break(tmp_path: 
         pool.apply("a", drainSeconds=0, distribution={"strategy": "fixed", "replicas": 0})
         await pool.ready()
         await until(lambda: _nowhere(pool, "a"), "nobody to hold what is wanted nowhere")
-        assert (await pool.workers[0].rows())["a"]["targets"] == []
+        await until(lambda: _no_targets(pool, "a"), "everybody to know that it is wanted nowhere")
         pool.apply("a", drainSeconds=0)
         await pool.settled()
+
+
+async def _no_targets(pool: ProcessPool, name: str) -> bool:
+    rows = [await w.rows() for w in pool.workers]
+    return all(name in each and each[name]["targets"] == [] for each in rows)
 
 
 async def _nowhere(pool: ProcessPool, name: str) -> bool:
