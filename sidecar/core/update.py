@@ -60,7 +60,10 @@ def _not_yet(draft: Draft, adapter: Adapter, want: str) -> str | None:
     refuser = refused_by(world, key, want)
     if refuser is not None:
         return f"new content waits: the engine of {refuser} refused it"
-    changing = sorted(n for n in _targets(draft, key) if n in entries and entries[n].state in CHANGING)
+    # A copy that the platform doesn't route to yet is no other that serves: without it this worker would seem alone,
+    # and change over under its traffic.
+    busy = {n for n, e in entries.items() if e.state in CHANGING or e.hidden}
+    changing = sorted(n for n in _targets(draft, key) if n in busy)
     if changing and adapter.served_name not in world.memory.drains:
         return f"new content waits: {changing[0]} is changing over"
     for name in _before_me(draft, key):

@@ -130,7 +130,11 @@ def test_the_workers_change_over_in_rank_order(first: Any, mine: bool) -> None:
     assert mine or "worker-1" in made.statuses[A.key].message
 
 
-@pytest.mark.parametrize("later", [entry(A, State.DRAINING), entry(A, State.LOADING, R2)], ids=["draining", "loading"])
+@pytest.mark.parametrize(
+    "later",
+    [entry(A, State.DRAINING), entry(A, State.LOADING, R2), entry(A, rev=R2, hidden=True)],
+    ids=["draining", "loading", "loaded, and not yet routed to"],
+)
 def test_nobody_begins_while_another_target_changes(later: Any) -> None:
     peers = [peer("worker-1", later), peer("worker-2", entry(A))]
     made = plan_of(A, **targets(ME, "worker-1", "worker-2"), **NEW, peers=peers)
