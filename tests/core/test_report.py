@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sidecar.core import outcome
-from sidecar.core.memory import Memory
+from sidecar.core.memory import MESSAGE_LIMIT, Memory
 from sidecar.core.placement import Assignment
-from sidecar.core.report import MESSAGE_LIMIT, entries, row
+from sidecar.core.report import entries, row
 from sidecar.core.world import Status
 from sidecar.model import Decision, Entry, State
 
