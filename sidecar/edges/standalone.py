@@ -19,6 +19,7 @@ import structlog
 
 from sidecar.core.folder import Folder, FolderView, Stamp, read_content, unusable
 from sidecar.edges.manifests import list_manifests, read_manifest, reason
+from sidecar.edges.problems import log_changes
 from sidecar.edges.seeds import Seeds, join_address, split_address
 from sidecar.edges.threads import in_thread
 from sidecar.model import Adapter, Frozen, Member, Problem
@@ -135,7 +136,7 @@ class StandaloneBackend:
 
         def tell() -> None:
             self._view = None
-            self._log_problems()
+            self._told = log_changes(self._told, self.view().problems)
             changed()
 
         async with asyncio.TaskGroup() as tasks:
@@ -238,12 +239,3 @@ class StandaloneBackend:
             log.warning("state_unsaved", name=name, error=str(error))
             return False
         return True
-
-    def _log_problems(self) -> None:
-        """Log what is new, and what is over."""
-        problems = frozenset(self.view().problems)
-        for problem in sorted(problems - self._told, key=lambda p: (p.where, p.message)):
-            log.warning("backend_problem", where=problem.where, message=problem.message)
-        for problem in sorted(self._told - problems, key=lambda p: (p.where, p.message)):
-            log.info("backend_problem_over", where=problem.where, message=problem.message)
-        self._told = problems

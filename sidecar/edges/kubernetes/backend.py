@@ -22,6 +22,7 @@ from sidecar.edges.kubernetes.members import MemberList
 from sidecar.edges.kubernetes.pod import OwnPod, PodWatch, own_pod
 from sidecar.edges.kubernetes.trouble import problem
 from sidecar.edges.kubernetes.watch import Pace, Sink, Watch
+from sidecar.edges.problems import log_changes
 from sidecar.edges.seeds import join_address
 from sidecar.model import Adapter, Frozen, Member, Problem
 from sidecar.ports import BackendView, Clock, EdgeError, Report, StatusSeen, Store
@@ -192,7 +193,7 @@ class KubernetesBackend:
     def _changed(self) -> None:
         self._view = None
         self._dirty.set()
-        self._log_problems()
+        self._told = log_changes(self._told, self.view().problems)
         self._notify()
 
     # Remembering
@@ -229,15 +230,6 @@ class KubernetesBackend:
             await asyncio.sleep(SAVE_AGAIN)
             return
         self._saved[name] = value
-
-    def _log_problems(self) -> None:
-        """Log what is new, and what is over."""
-        problems = frozenset(self.view().problems)
-        for found in sorted(problems - self._told, key=lambda p: (p.where, p.message)):
-            log.warning("backend_problem", where=found.where, message=found.message)
-        for found in sorted(self._told - problems, key=lambda p: (p.where, p.message)):
-            log.info("backend_problem_over", where=found.where, message=found.message)
-        self._told = problems
 
 
 def saved_pod(state: Store, uid: str) -> OwnPod | None:
