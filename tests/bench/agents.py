@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ import aiohttp
 
 from sidecar.edges.sample_adapter import write_adapter
 from sidecar.edges.stub_engine import StubEngine, StubOptions
+from tests.ports import free_ports
 
 BASE = "base-model"
 POLL_SECONDS = 0.002
@@ -93,7 +93,7 @@ class AgentPool:
         self.root = Path(tempfile.mkdtemp(prefix="lora-sidecar-bench-"))
         (self.root / "manifests").mkdir()
         self._session = aiohttp.ClientSession()
-        for i, port in enumerate(_free_ports(self.size)):
+        for i, port in enumerate(free_ports(self.size)):
             engine = StubEngine(StubOptions(model=BASE, max_loras=self.capacity, max_cpu_loras=self.capacity))
             await engine.start()
             self.agents.append(Agent(f"worker-{i}", port, engine))
@@ -192,15 +192,3 @@ class AgentPool:
             return False
         rows = peers.get("peers", []) if isinstance(peers, dict) else peers
         return isinstance(rows, list) and sum(r.get("state") == "alive" for r in rows) == self.size
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free now: agents must know each other's before they start."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()

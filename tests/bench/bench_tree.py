@@ -14,7 +14,6 @@ import os
 import random
 import re
 import resource
-import socket
 import struct
 import sys
 import tempfile
@@ -40,6 +39,7 @@ from sidecar.settings import Settings
 from tests.adapters import adapter
 from tests.bench.results import record, table
 from tests.edges.gossip_nodes import Later
+from tests.ports import free_ports
 
 HEADING = "One adapter for many workers"
 COMMAND = "python -m tests.bench.bench_tree --record"
@@ -175,14 +175,6 @@ def peak() -> float:
     """MiB; the system's count for children begins with what their parent had."""
     found = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
     return int(found[1]) / 1024 if found else 0.0
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 async def fetch_all(count: int, origin: Origin, endpoint: str) -> dict[str, float]:

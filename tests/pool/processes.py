@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,22 +18,11 @@ import aiohttp
 from sidecar.core.placement import Worker, place
 from sidecar.edges.sample_adapter import write_adapter
 from sidecar.model import Adapter, Distribution, Source
+from tests.ports import free_ports
 
 BASE = "base-model"
 PATIENCE = 60.0
 GONE = (aiohttp.ClientError, ConnectionError, TimeoutError)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now: agents must know each other's before they start."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()
 
 
 class Process:
