@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sidecar.core.cacheguard import CacheGuard
 from sidecar.core.memory import FOREVER, Retry, refused_revision, spoken, trial
-from sidecar.core.poison import rejected
+from sidecar.core.poison import proven, rejected_until
 from sidecar.core.world import Action, Load, Plan, Status, World
 from sidecar.model import Adapter, Decision, State
 
@@ -14,7 +14,7 @@ HOLD_MESSAGE = (
     "cache can be reset, choose another servedName, or set spec.onStalePrefixCache: Replace."
 )
 QUARANTINED = "quarantined: engines of two or more workers died with this revision; nobody newly loads it"
-KEEPS_QUARANTINED_AFTER = 600.0
+DIED_TWICE = "the engine died twice with this revision"
 
 
 def wanted_revision(world: World, adapter: Adapter) -> str | None:
@@ -24,11 +24,14 @@ def wanted_revision(world: World, adapter: Adapter) -> str | None:
     if decision is None:
         return None
     previous = world.memory.previous.get(adapter.key)
-    if previous is None or previous not in world.disk or blocked(world, previous):
+    if previous is None or previous not in world.disk or blocked(world, adapter.key, previous):
         return decision.revision
     refused = refused_revision(world.memory, adapter) == decision.revision
     refused = refused or refused_by(world, adapter.key, decision.revision) is not None
-    return previous if refused or blocked(world, decision.revision) else decision.revision
+    # What serves isn't exchanged for what served before it, whatever other engines died of.
+    serves = world.owned.get(adapter.served_name) == decision.revision
+    poison = not serves and blocked(world, adapter.key, decision.revision) is not None
+    return previous if refused or poison else decision.revision
 
 
 def refused_by(world: World, key: str, revision: str) -> str | None:
@@ -37,11 +40,18 @@ def refused_by(world: World, key: str, revision: str) -> str | None:
     return min(names, default=None)
 
 
-def blocked(world: World, revision: str | None) -> str | None:
-    """Why this revision may not be newly loaded: it kills engines. None if it may."""
-    if revision in rejected(world.memory):
-        return "the engine died twice with this revision; it is not loaded again until its content changes"
-    return QUARANTINED if revision in world.quarantined else None
+def blocked(world: World, key: str, revision: str) -> str | None:
+    """Why this revision may not be newly loaded for adapter `key`: it kills engines. None if it may.
+
+    What serves is left alone, in quarantine too: an engine that has it has survived it so far.
+    """
+    memory, now = world.memory, world.now
+    until = rejected_until(memory, revision, now)
+    if until is not None:
+        return spoken(DIED_TWICE, until, now)
+    if revision not in world.quarantined or proven(memory, key, revision, now):
+        return None
+    return spoken(QUARANTINED, memory.quarantine[revision].until if revision in memory.quarantine else FOREVER, now)
 
 
 class Draft:
@@ -67,6 +77,8 @@ class Draft:
         for key, adapter in self._adapters.items():
             if key not in self._statuses and self.avoids(adapter):
                 self.avoided(adapter)
+        for shut_out in (*self.world.memory.banned.values(), *self.world.memory.quarantine.values()):
+            self.wake(shut_out.until)
         if self._last and not self._unfinished and not self.world.busy_names:
             self._actions.append(self._last[0])
         return Plan(
@@ -127,22 +139,16 @@ class Draft:
             if refused_revision(memory, adapter) == decision.revision:
                 retry = memory.retries.get(adapter.key)
                 return retry.message if retry else "the engine refused newer content; this revision goes on serving"
-            if why := blocked(self.world, decision.revision):
+            if why := blocked(self.world, adapter.key, decision.revision):
                 return f"newer content is held back: {why}"
+        elif revision in self.world.quarantined:
+            return QUARANTINED
         looked = trial(memory, adapter)
         return f"looking for new content failed, this revision goes on serving: {looked.message}" if looked else ""
 
     def draining(self, adapter: Adapter, revision: str) -> None:
         """It serves still, but no longer gets traffic."""
         self.say(adapter.key, State.DRAINING, adapter.served_name, revision=revision)
-
-    def condemned(self, name: str, revision: str) -> bool:
-        """Quarantined, and not loaded here for so long that it has proved harmless. Unknown takes nothing away."""
-        world = self.world
-        if world.isolated or not (world.adapters_fresh and world.members_fresh):
-            return False
-        since = self.world.memory.loaded_at.get(name, 0.0)
-        return revision in self.world.quarantined and self.world.now - since < KEEPS_QUARANTINED_AFTER
 
     def held(self, adapter: Adapter, have: str) -> None:
         """Held back by the prefix-cache guard; another worker should take it."""
@@ -165,7 +171,7 @@ class Draft:
         if want is not None and self.cache.verdict(adapter, want) == "hold":
             self.held(adapter, "")
             return
-        why = blocked(self.world, want)
+        why = blocked(self.world, adapter.key, want) if want is not None else None
         if want is not None and why is not None:
             self.rejected(adapter, want, why, None)
             return
@@ -192,15 +198,14 @@ class Draft:
 
     def _unwelcome(self, adapter: Adapter) -> bool:
         """Whether the wanted revision may not be loaded here, target or not: only so is the wish to be passed over
-        steady. A copy that serves is asked after by `condemned` alone, and an older one that goes on serving is no
-        ground for avoiding, unless the prefix cache holds the new one back: a clean worker takes that."""
+        steady. Nothing is said against a copy that serves, and an older one that goes on serving is no ground for
+        avoiding, unless the prefix cache holds the new one back: a clean worker takes that."""
         world, name = self.world, adapter.served_name
         want, have = wanted_revision(world, adapter), world.owned.get(name) if world.engine else None
-        if want is None:
+        if want is None or have == want:
             return False
-        if have == want:
-            return self.condemned(name, want)
-        return self.cache.verdict(adapter, want) == "hold" or (have is None and blocked(world, want) is not None)
+        hold = self.cache.verdict(adapter, want) == "hold"
+        return hold or (have is None and blocked(world, adapter.key, want) is not None)
 
     def retry(self, adapter: Adapter, revision: str) -> Retry | None:
         """The failures in a row of the present input (source and revision), if any."""

@@ -65,7 +65,8 @@ def may_drop(world: World, adapter: Adapter, since: float) -> bool:
 def _targets_hold(world: World, adapter: Adapter, assignment: Assignment, since: float) -> bool:
     fresh = world.now - world.rules.witness_age
     decision = world.decisions.get(adapter.key)
-    wanted = decision.revision if decision else None
+    # Nobody newly loads what is in quarantine: a target that serves anything is all that can be waited for.
+    wanted = decision.revision if decision and decision.revision not in world.quarantined else None
     holding = [t for t in assignment.targets if has_wanted(world, adapter.key, t, wanted, fresh)]
     missing = [t for t in assignment.targets if t not in holding and not _avoids(world, adapter.key, t)]
     if holding and not missing:

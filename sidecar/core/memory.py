@@ -15,6 +15,9 @@ from sidecar.model import Adapter, Decision, Frozen, Listing, Suspicion
 FOREVER = 4e9
 """A time that is never reached (year 2096), and that JSON can hold."""
 
+PROVEN_SECONDS = 600.0
+"""Who has had a revision loaded for so long may load it again though it is in quarantine."""
+
 MESSAGE_LIMIT = 256
 """Characters of a message that others are told."""
 
@@ -76,10 +79,19 @@ class Trial(Frozen, frozen=True):
 
 
 class Quarantine(Frozen, frozen=True):
-    """A revision that killed engines: nobody newly loads it until `until`."""
+    """A revision that killed engines isn't newly loaded until `until`. `since`: the last death that led to this."""
 
     until: float
     step: int
+    since: float = 0.0
+
+
+class Held(Frozen, frozen=True):
+    """What this worker serves of an adapter since `since`; an engine's restart counts only if it was there for less
+    than `PROVEN_SECONDS` before."""
+
+    revision: str
+    since: float
 
 
 class Attempt(Frozen, frozen=True):
@@ -114,6 +126,9 @@ class Memory(msgspec.Struct):
     trials: dict[str, Trial] = {}
     suspicions: list[Suspicion] = []
     quarantine: dict[str, Quarantine] = {}
+    # Revisions that this worker's own engine died with twice.
+    banned: dict[str, Quarantine] = {}
+    held: dict[str, Held] = {}
     attempts: list[Attempt] = []
     deaths: list[float] = []
     rest: Rest | None = None
@@ -126,7 +141,6 @@ class Memory(msgspec.Struct):
     # Volatile from here on.
     drains: dict[str, float] = {}
     leaving: dict[str, float] = {}
-    loaded_at: dict[str, float] = {}
     large: dict[str, int] = {}
     no_reset: set[str] = set()
 
@@ -143,7 +157,7 @@ def refused_revision(memory: Memory, adapter: Adapter) -> str:
     return refused.revision if refused is not None and refused.source_id == adapter.source_id else ""
 
 
-VOLATILE = ("drains", "leaving", "loaded_at", "large", "no_reset")
+VOLATILE = ("drains", "leaving", "large", "no_reset")
 MAX_HISTORY = 20_000
 
 

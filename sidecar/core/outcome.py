@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 
 import msgspec
 
+from sidecar.core import poison
 from sidecar.core.decide import better
 from sidecar.core.memory import (
     FOREVER,
     MAX_HISTORY,
+    PROVEN_SECONDS,
     Attempt,
     Avoid,
+    Held,
     LoadedOnce,
     Memory,
     Refused,
@@ -161,13 +164,21 @@ def loaded(memory: Memory, adapter: Adapter, revision: str, now: float) -> None:
     back = refused_revision(memory, adapter) not in ("", revision) and memory.previous.get(adapter.key) == revision
     memory.previous[adapter.key] = revision
     memory.drain_seconds[adapter.served_name] = adapter.drain_seconds
-    memory.loaded_at[adapter.served_name] = now
+    found_loaded(memory, {adapter.key: revision}, now)
     memory.unloaded.pop(revision, None)
     if back:
         return
     memory.refused.pop(adapter.key, None)
     memory.retries.pop(adapter.key, None)
     memory.avoid.pop(adapter.key, None)
+
+
+def found_loaded(memory: Memory, serves: Mapping[str, str], now: float) -> None:
+    """The engine lists these (adapter's key -> revision); not all need have been loaded by this agent's process."""
+    for key, revision in serves.items():
+        held = memory.held.get(key)
+        if held is None or held.revision != revision:
+            memory.held[key] = Held(revision, now)
 
 
 def falls_back(memory: Memory, adapter: Adapter, revision: str, disk: Container[str]) -> bool:
@@ -184,19 +195,20 @@ def update_refused(memory: Memory, adapter: Adapter, revision: str, message: str
     )
 
 
-def unloaded(memory: Memory, name: str, revision: str, now: float) -> None:
+def unloaded(memory: Memory, revision: str, now: float) -> None:
     """The name is gone from the engine; the files stay, since requests that are still queued may read them."""
     memory.unloaded[revision] = now
-    memory.loaded_at.pop(name, None)
 
 
 def let_go(memory: Memory, key: str) -> None:
     """This worker serves the adapter no longer: what it had is nothing to fall back to when it comes again."""
     memory.previous.pop(key, None)
+    memory.held.pop(key, None)
 
 
-def engine_restarted(memory: Memory, process: str | None) -> None:
-    """Another engine process: what the old one had in its cache is of no interest any more.
+def engine_restarted(memory: Memory, process: str | None, lost_at: float) -> None:
+    """Another engine process than the one that was lost at `lost_at`: what that had in its cache is of no interest any
+    more, and what it had only just loaded has proved nothing.
 
     An unknown process id keeps the history: it may be the same process.
     """
@@ -204,7 +216,7 @@ def engine_restarted(memory: Memory, process: str | None) -> None:
         memory.history = [h for h in memory.history if h.process == process]
         memory.no_reset = set()
         memory.process = process
-    memory.loaded_at = {}
+    memory.held = {k: h for k, h in memory.held.items() if lost_at - h.since >= PROVEN_SECONDS}
     memory.drains = {}
 
 
@@ -214,15 +226,17 @@ def agent_started(memory: Memory, process: str | None, now: float) -> None:
     Another process than before is no evidence against that load: whatever ended the agent may have ended the engine.
     """
     if process is not None and process != memory.process:
-        engine_restarted(memory, process)
+        engine_restarted(memory, process, now)
         memory.attempts = []
     memory.attempts = [msgspec.structs.replace(a, ended=now) if a.ended is None else a for a in memory.attempts]
 
 
 def forget(memory: Memory, live: dict[str, Adapter], now: float, keep_files: float) -> None:
     """Drop what belongs to adapters or waits that are no more. `live` must be a fresh list, by key."""
-    tables = (memory.avoid, memory.retries, memory.previous, memory.refused, memory.gone, memory.trials, memory.large)
-    for table in tables:
+    for table in (
+        memory.avoid, memory.retries, memory.previous, memory.held, memory.refused, memory.gone, memory.trials,
+        memory.large,
+    ):  # fmt: skip
         for key in [k for k in table if k not in live]:
             del table[key]
     for key, adapter in live.items():
@@ -240,4 +254,4 @@ def forget(memory: Memory, live: dict[str, Adapter], now: float, keep_files: flo
     memory.decisions = {s: d for s, d in memory.decisions.items() if s in sources}
     memory.refreshed = {s: t for s, t in memory.refreshed.items() if s in sources}
     memory.unloaded = {r: t for r, t in memory.unloaded.items() if now - t < keep_files}
-    memory.suspicions = [s for s in memory.suspicions if s.kind == "rejection" or now - s.at < 1800.0]
+    poison.forget(memory, now)

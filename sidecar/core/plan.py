@@ -12,7 +12,7 @@ memory, an agent reaches the same end state. The laws it keeps, each a property 
 from __future__ import annotations
 
 from sidecar.core import handover, update
-from sidecar.core.drafts import QUARANTINED, Draft, blocked, refused_by, wanted_revision
+from sidecar.core.drafts import Draft, blocked, refused_by, wanted_revision
 from sidecar.core.memory import spoken, trial
 from sidecar.core.poison import suspected
 from sidecar.core.world import Fetch, Load, Plan, Unload, World
@@ -47,9 +47,6 @@ def _target(draft: Draft, adapter: Adapter) -> None:
         update.under_way(draft, adapter, have or "", message="changing over")
         return
     want = wanted_revision(world, adapter)
-    if have is not None and have == want and draft.condemned(name, have):
-        _drop_condemned(draft, adapter, have)
-        return
     if have is not None and have == want:
         draft.loaded(adapter, have)
         _refresh(draft, adapter)
@@ -57,7 +54,7 @@ def _target(draft: Draft, adapter: Adapter) -> None:
     if want is None or want not in world.disk:
         _fetch(draft, adapter, have)
         return
-    why = blocked(world, want)
+    why = blocked(world, adapter.key, want)
     if why is not None:
         draft.rejected(adapter, want, why, have)
     elif world.engine is None:
@@ -74,13 +71,6 @@ def _foreign_message(name: str) -> str:
         f"the engine already serves {name!r} from outside this agent's directory (--lora-modules or a resolver); "
         "it is left alone. Give the adapter another servedName, or take that one away."
     )
-
-
-def _drop_condemned(draft: Draft, adapter: Adapter, have: str) -> None:
-    """Young copies of a quarantined revision go: an engine that dies of it takes every other adapter with it."""
-    draft.rejected(adapter, have, QUARANTINED, None)
-    if draft.drained(adapter.served_name, adapter.drain_seconds) and adapter.served_name not in draft.world.busy_names:
-        draft.act(Unload(name=adapter.served_name, revision=have, key=adapter.key))
 
 
 def _load(draft: Draft, adapter: Adapter, want: str) -> None:
@@ -218,9 +208,6 @@ def _not_target(draft: Draft, adapter: Adapter) -> None:
     if name in world.going:
         draft.drained(name, 0.0)
         draft.draining(adapter, have)
-        return
-    if draft.condemned(name, have):
-        _drop_condemned(draft, adapter, have)
         return
     if not handover.may_drop(world, adapter, since):
         draft.loaded(adapter, have)

@@ -248,7 +248,7 @@ class Executor:
         seen = await self._watch.look()
         gone = seen is not None and name not in seen.adapters
         if gone:
-            outcome.unloaded(self._memory, name, revision, self._clock())
+            outcome.unloaded(self._memory, revision, self._clock())
             self._meter.unloaded("ok")
         return gone
 

@@ -169,12 +169,13 @@ class Reconciler:
         self.roster, self.namesake = roster, rival
         assignments = await self._placer.place(catalog.active, roster.workers)
         cut_off = isolated(roster.reached, roster.listed)
-        held = frozenset(a.key for a in catalog.active if a.served_name in owned)
+        serves = {a.key: owned[a.served_name] for a in catalog.active if a.served_name in owned}
+        outcome.found_loaded(self.memory, serves, now)
         mine = frozenset(k for k, a in assignments.items() if self.head.name in a.targets)
         if rival is not None:
             mine, roster.peers[me.head.name] = frozenset(), me
         elif cut_off:
-            mine = await self._placer.isolated(catalog.active, roster.workers, me.head.name, held)
+            mine = await self._placer.isolated(catalog.active, roster.workers, me.head.name, frozenset(serves))
         prefetch: dict[str, Assignment] = {}
         if rival is None and not self.watch.seen:
             prefetch = await self._placer.hoped(catalog.active, roster.hoped, me.head.name)
@@ -339,7 +340,7 @@ class Reconciler:
         self.wanted_first = None
         suspect = None if self._backend.view().steering.terminating else poison.engine_died(self.memory, lost_at)
         log.warning("engine_restarted", version=view.version, suspected_revision=suspect)
-        outcome.engine_restarted(self.memory, view.process)
+        outcome.engine_restarted(self.memory, view.process, lost_at)
 
     def _ready_progress(self, world: World) -> None:
         """Which adapters were wanted when this worker first had a place and its engine answered."""

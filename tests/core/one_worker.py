@@ -176,7 +176,7 @@ class OneWorker:
             del self.engine[name]
 
         yield gone
-        yield lambda: outcome.unloaded(self.memory, name, rev, self.now)
+        yield lambda: outcome.unloaded(self.memory, rev, self.now)
         yield self._save
 
 

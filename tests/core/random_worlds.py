@@ -11,7 +11,18 @@ from typing import Any, Literal, TypeVar
 
 from hypothesis import strategies as st
 
-from sidecar.core.memory import FOREVER, Attempt, Avoid, LoadedOnce, Memory, Refused, Retry, Trial
+from sidecar.core.memory import (
+    FOREVER,
+    Attempt,
+    Avoid,
+    Held,
+    LoadedOnce,
+    Memory,
+    Quarantine,
+    Refused,
+    Retry,
+    Trial,
+)
 from sidecar.core.world import Peer, World
 from sidecar.model import Adapter, Distribution, Entry, State, Suspicion
 
@@ -86,7 +97,8 @@ def some_peer(dice: Dice, name: str, adapters: Sequence[Adapter], decided: dict[
 def some_memory(dice: Dice, adapters: Sequence[Adapter]) -> Memory:
     memory = Memory(
         drains={n: dice.one(*MOMENTS) for n in dice.some(SERVED)},
-        loaded_at={n: dice.one(*MOMENTS) for n in dice.some(NAMES)},
+        held={a.key: Held(dice.one(*REVISIONS), dice.one(*MOMENTS)) for a in dice.some(adapters)},
+        banned={r: Quarantine(dice.one(NOW - 1.0, NOW + 20.0), 0) for r in REVISIONS if dice.rarely()},
         drain_seconds={n: dice.one(0, 30) for n in dice.some(SERVED)},
         no_reset=dice.one(set(), {"p1"}),
         history=[LoadedOnce(dice.one("p1", ""), n, dice.one(*REVISIONS)) for n in dice.some(SERVED)],

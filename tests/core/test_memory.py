@@ -12,6 +12,7 @@ from sidecar.core.memory import (
     VOLATILE,
     Attempt,
     Avoid,
+    Held,
     LoadedOnce,
     Memory,
     Quarantine,
@@ -38,7 +39,9 @@ FULL: dict[str, Any] = {
     "gone": {A.key: 4},
     "trials": {A.key: Trial(A.source_id, "no adapter", 1, NOW + 15, Listing(files=decision(A, R2).listing))},
     "suspicions": [Suspicion(revision=R1, kind="death", at=NOW)],
-    "quarantine": {R1: Quarantine(NOW + 9, 1)},
+    "quarantine": {R1: Quarantine(NOW + 9, 1, NOW - 1)},
+    "banned": {R2: Quarantine(NOW + 9, 1)},
+    "held": {A.key: Held(R1, NOW - 5)},
     "attempts": [Attempt(A.key, R1, NOW - 1)],
     "deaths": [NOW - 3],
     "rest": Rest(NOW + 4, 1),
@@ -61,7 +64,7 @@ def test_what_was_kept_is_restored() -> None:
 
 
 def test_waits_begin_anew() -> None:
-    memory = Memory(drains={"a": 1.0}, leaving={A.key: 1.0}, loaded_at={"a": 1.0}, large={A.key: 1}, no_reset={"p"})
+    memory = Memory(drains={"a": 1.0}, leaving={A.key: 1.0}, large={A.key: 1}, no_reset={"p"})
     assert restore(dump(memory), NOW) == Memory()
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sidecar.core import outcome
-from sidecar.core.memory import FOREVER, LoadedOnce, Memory, refused_revision
+from sidecar.core.memory import FOREVER, Held, LoadedOnce, Memory, refused_revision
 from sidecar.core.plan import plan
+from sidecar.core.poison import proven
 from sidecar.core.retry import Backoff
 from sidecar.model import Adapter, Listing, State
 
@@ -195,7 +196,7 @@ def test_a_success_ends_all_failures() -> None:
     assert (memory.retries, memory.avoid, memory.unloaded) == ({}, {}, {})
     assert memory.previous == {A.key: R1}
     assert memory.drain_seconds == {"a": 7}
-    assert memory.loaded_at == {"a": NOW}
+    assert memory.held == {A.key: Held(R1, NOW)}
 
 
 def test_the_old_revision_back_does_not_forget_what_was_refused() -> None:
@@ -228,10 +229,9 @@ def test_a_refusal_is_not_held_against_another_source() -> None:
 
 
 def test_an_unloaded_revision_is_remembered_for_its_files() -> None:
-    memory = Memory(loaded_at={"a": NOW - 5})
-    outcome.unloaded(memory, "a", R1, NOW)
+    memory = Memory()
+    outcome.unloaded(memory, R1, NOW)
     assert memory.unloaded == {R1: NOW}
-    assert memory.loaded_at == {}
 
 
 # -- another engine process
@@ -239,14 +239,14 @@ def test_an_unloaded_revision_is_remembered_for_its_files() -> None:
 
 def test_a_new_process_has_nothing_cached() -> None:
     memory = Memory(process="p1", history=[LoadedOnce("p1", "a", R1)], no_reset={"p1"}, drains={"a": NOW})
-    outcome.engine_restarted(memory, "p2")
+    outcome.engine_restarted(memory, "p2", NOW)
     assert (memory.process, memory.history, memory.no_reset, memory.drains) == ("p2", [], set(), {})
 
 
 def test_while_the_process_is_unknown_the_history_counts() -> None:
     past = [LoadedOnce("p1", "a", R1)]
     memory = Memory(process="p1", history=past)
-    outcome.engine_restarted(memory, None)
+    outcome.engine_restarted(memory, None, NOW)
     assert memory.history == past
     assert memory.process == "p1"
 
@@ -254,7 +254,7 @@ def test_while_the_process_is_unknown_the_history_counts() -> None:
 def test_the_same_process_has_kept_its_cache() -> None:
     past = [LoadedOnce("p1", "a", R1)]
     memory = Memory(process="p1", history=past)
-    outcome.engine_restarted(memory, "p1")
+    outcome.engine_restarted(memory, "p1", NOW)
     assert memory.history == past
 
 
@@ -272,6 +272,41 @@ def test_a_new_agent_beside_a_new_engine_blames_nobody() -> None:
     outcome.load_begins(memory, A.key, "a", R1, "p1", NOW)
     outcome.agent_started(memory, "p2", NOW + 5)
     assert (memory.attempts, memory.history, memory.process) == ([], [], "p2")
+
+
+# -- since when something has been loaded
+
+
+def test_the_same_revision_loaded_again_goes_on_counting_and_another_begins_anew() -> None:
+    memory = Memory()
+    outcome.loaded(memory, A, R1, NOW)
+    outcome.loaded(memory, A, R1, NOW + 5)
+    assert memory.held == {A.key: Held(R1, NOW)}
+    outcome.loaded(memory, A, R2, NOW + 6)
+    assert memory.held == {A.key: Held(R2, NOW + 6)}
+
+
+def test_what_the_engine_is_found_with_counts_from_then_on() -> None:
+    memory = Memory()
+    outcome.found_loaded(memory, {A.key: R1}, NOW)
+    outcome.found_loaded(memory, {A.key: R1}, NOW + 5)
+    assert memory.held == {A.key: Held(R1, NOW)}
+
+
+def test_what_was_handed_over_begins_anew() -> None:
+    memory = Memory()
+    outcome.loaded(memory, A, R1, NOW)
+    outcome.let_go(memory, A.key)
+    assert memory.held == {}
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(599.0, False), (600.0, True), (5000.0, True)])
+def test_only_what_was_loaded_for_long_when_the_engine_was_lost_has_proved_anything(seconds: float, kept: bool) -> None:
+    memory = Memory()
+    outcome.loaded(memory, A, R1, NOW)
+    outcome.engine_restarted(memory, "p2", NOW + seconds)
+    assert (A.key in memory.held) is kept
+    assert proven(memory, A.key, R1, NOW + 10_000.0) is kept
 
 
 # -- forgetting
@@ -293,7 +328,18 @@ def full() -> Memory:
 def test_what_belongs_to_no_adapter_is_forgotten() -> None:
     memory = full()
     outcome.forget(memory, {}, NOW, 600.0)
-    for table in ("avoid", "retries", "previous", "refused", "gone", "trials", "large", "decisions", "refreshed"):
+    for table in (
+        "avoid",
+        "retries",
+        "previous",
+        "held",
+        "refused",
+        "gone",
+        "trials",
+        "large",
+        "decisions",
+        "refreshed",
+    ):
         assert getattr(memory, table) == {}, table
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.core.memory import Memory
-from sidecar.model import State, Suspicion
+from sidecar.core.memory import Memory, Quarantine
+from sidecar.model import State
 
 from .one_worker import PROCESS, OneWorker, states
 from .worlds import ME, NOW, R1, R2, adapter, decision, entry, peer
@@ -67,7 +67,7 @@ def refused_update_beside_another() -> OneWorker:
 
 def poisoned_update() -> OneWorker:
     """The engine has died of the new content, twice, and started anew."""
-    memory = kept(suspicions=[Suspicion(revision=R2, kind="rejection", at=NOW)])
+    memory = kept(banned={R2: Quarantine(until=NOW + 7200.0, step=0)})
     return OneWorker([NEW], facts(), disk={R1, R2}, memory=memory, contents=CONTENTS)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sidecar.core.drafts import wanted_revision
 from sidecar.core.handover import has_wanted, is_deletion, loaded_elsewhere
-from sidecar.core.memory import FOREVER, Retry
+from sidecar.core.memory import FOREVER, PROVEN_SECONDS, Retry
 from sidecar.core.placement import place
 from sidecar.core.plan import plan
 from sidecar.core.report import entries
@@ -58,7 +58,7 @@ def test_a_copy_goes_only_when_the_targets_report_theirs(seen: World) -> None:
     fresh = seen.now - seen.rules.witness_age
     for action in taken_away(seen):
         each = by_key(seen, action.key)
-        if not isinstance(action, Unload) or each is None or action.revision in seen.quarantined:
+        if not isinstance(action, Unload) or each is None:
             continue
         if is_deletion(seen, each):
             continue
@@ -68,7 +68,7 @@ def test_a_copy_goes_only_when_the_targets_report_theirs(seen: World) -> None:
             assert placed.short  # pushed out by others
             continue
         decided = seen.decisions.get(each.key)
-        wanted = decided.revision if decided else None
+        wanted = decided.revision if decided and decided.revision not in seen.quarantined else None
         having = [t for t in placed.targets if has_wanted(seen, each.key, t, wanted, fresh)]
         told = {n: p.entries[each.key] for n, p in seen.peers.items() if each.key in p.entries}
         able = [t for t in placed.targets if t not in told or not told[t].avoid]
@@ -153,7 +153,7 @@ def test_who_swaps_without_a_drain_serves_alone(seen: World) -> None:
 @LAWS
 @given(WORLDS)
 def test_what_is_loaded_is_on_the_disk_and_wanted_and_not_poison(seen: World) -> None:
-    poison = {s.revision for s in seen.memory.suspicions if s.kind == "rejection"} | seen.quarantined
+    banned = {r for r, b in seen.memory.banned.items() if seen.now < b.until}
     for action in plan(seen).actions:
         if isinstance(action, Load | Swap):
             each = by_key(seen, action.key)
@@ -162,7 +162,10 @@ def test_what_is_loaded_is_on_the_disk_and_wanted_and_not_poison(seen: World) ->
             assert each.key in seen.mine
             assert new in seen.disk
             assert new == wanted_revision(seen, each)
-            assert new not in poison
+            assert new not in banned
+            held = seen.memory.held.get(each.key)
+            proven = held is not None and held.revision == new and seen.now - held.since >= PROVEN_SECONDS
+            assert proven or new not in seen.quarantined
             assert seen.settled
 
 

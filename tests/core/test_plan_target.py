@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from sidecar.core.drafts import KEEPS_QUARANTINED_AFTER, wanted_revision
+from sidecar.core.drafts import wanted_revision
 from sidecar.core.memory import FOREVER, LoadedOnce, Memory, Refused, Retry
 from sidecar.core.plan import plan
-from sidecar.core.world import Fetch, Load, Unload
-from sidecar.model import State, Suspicion
+from sidecar.core.world import Fetch, Load
+from sidecar.model import State
 
 from .worlds import (
     ME,
@@ -19,14 +19,12 @@ from .worlds import (
     R1,
     R2,
     adapter,
-    drained,
     entry,
     loads,
     peer,
     plan_of,
     state,
     swaps,
-    unloads,
     world,
 )
 
@@ -177,110 +175,6 @@ def test_replace_overrides_the_guard() -> None:
     memory = Memory(history=HISTORY, no_reset={"p1"})
     made = plan_of(careless, wants={"a": R2}, disk=[R2], stale_cache=True, memory=memory)
     assert loads(made) == [Load(key=A.key, name="a", revision=R2)]
-
-
-# -- poison
-
-
-def suspicion(rev: str, kind: str = "death", at: float = NOW - 1) -> Suspicion:
-    return msgspec.convert({"revision": rev, "kind": kind, "at": at}, Suspicion)
-
-
-def test_a_suspect_is_loaded_after_everything_else_and_alone() -> None:
-    memory = Memory(suspicions=[suspicion(R1)])
-    both = plan_of(A, B, wants={"a": R1, "b": R2}, disk=[R1, R2], memory=memory)
-    assert [a.name for a in loads(both)] == ["b"]
-    assert state(both, A) == State.LOADING
-    busy = plan_of(A, B, wants={"a": R1, "b": R2}, disk=[R1, R2], busy_names=frozenset({"b"}), memory=memory)
-    assert loads(busy) == []
-    last = plan_of(A, B, wants={"a": R1, "b": R2}, disk=[R1, R2], owned={"b": R2}, memory=memory)
-    assert [a.name for a in loads(last)] == ["a"]
-
-
-def test_of_two_suspects_one_is_loaded_at_a_time() -> None:
-    memory = Memory(suspicions=[suspicion(R1), suspicion(R2)])
-    assert len(loads(plan_of(A, B, wants={"a": R1, "b": R2}, disk=[R1, R2], memory=memory))) == 1
-
-
-def test_an_old_suspicion_is_forgotten() -> None:
-    memory = Memory(suspicions=[suspicion(R1, at=NOW - 1801)])
-    assert len(loads(plan_of(A, B, wants={"a": R1, "b": R2}, disk=[R1, R2], memory=memory))) == 2
-
-
-@pytest.mark.parametrize("why", ["rejected", "quarantined"])
-def test_poison_is_not_loaded_and_asks_to_be_passed_over(why: str) -> None:
-    memory = Memory(suspicions=[suspicion(R1, "rejection")] if why == "rejected" else [])
-    quarantined = frozenset({R1} if why == "quarantined" else ())
-    seen = world(A, wants={"a": R1}, disk=[R1], memory=memory, quarantined=quarantined)
-    made = plan(seen)
-    assert made.actions == ()
-    assert state(made, A) == State.REJECTED
-    assert made.statuses[A.key].avoid
-    # Passed over, it still says so: else it would become a target again, and so on for ever.
-    passed_over = world(
-        A, targets={"a": ["worker-1"]}, wants={"a": R1}, disk=[R1], memory=memory, quarantined=quarantined
-    )
-    assert plan(passed_over).statuses[A.key].avoid
-
-
-def test_quarantined_new_content_leaves_the_old_serving() -> None:
-    made = plan_of(A, wants={"a": R2}, disk=[R1, R2], owned={"a": R1}, quarantined=frozenset({R2}))
-    assert made.actions == ()
-    status = made.statuses[A.key]
-    assert (status.state, status.revision, status.routed, status.avoid) == (State.LOADED, R1, True, False)
-    assert "quarantined" in status.message
-
-
-def test_a_copy_that_was_loaded_long_ago_has_proved_harmless() -> None:
-    memory = Memory(loaded_at={"a": NOW - KEEPS_QUARANTINED_AFTER})
-    made = plan_of(A, wants={"a": R1}, disk=[R1], owned={"a": R1}, quarantined=frozenset({R1}), memory=memory)
-    assert made.actions == ()
-    assert made.statuses[A.key].routed
-    assert not made.statuses[A.key].avoid
-
-
-def test_a_young_copy_of_a_quarantined_revision_goes_after_its_drain() -> None:
-    fields = {"wants": {"a": R1}, "disk": [R1], "owned": {"a": R1}, "quarantined": frozenset({R1})}
-    young = Memory(loaded_at={"a": NOW - 100})
-    first = plan_of(A, memory=young, **fields)
-    assert first.actions == ()
-    assert not first.statuses[A.key].routed
-    later = plan_of(A, **drained(memory=young), **fields)
-    assert unloads(later) == [Unload(name="a", revision=R1, key=A.key)]
-
-
-@pytest.mark.parametrize("unknown", ["adapters_fresh", "members_fresh"])
-def test_a_young_copy_of_a_quarantined_revision_stays_while_anything_is_unknown(unknown: str) -> None:
-    young = drained(memory=Memory(loaded_at={"a": NOW - 100}))
-    made = plan_of(
-        A, wants={"a": R1}, disk=[R1], owned={"a": R1}, quarantined=frozenset({R1}), **young, **{unknown: False}
-    )
-    assert unloads(made) == []
-    assert made.statuses[A.key].routed
-
-
-def test_a_young_copy_goes_also_where_it_is_wanted_no_longer() -> None:
-    young = drained(memory=Memory(loaded_at={"a": NOW - 100}))
-    made = plan_of(
-        A, targets={"a": ["worker-1"]}, wants={"a": R1}, owned={"a": R1}, quarantined=frozenset({R1}), **young
-    )
-    assert len(unloads(made)) == 1
-
-
-@pytest.mark.parametrize("why", ["rejected", "quarantined"])
-def test_who_must_not_load_the_new_content_loads_the_old_again(why: str) -> None:
-    memory = Memory(suspicions=[suspicion(R2, "rejection")] if why == "rejected" else [], previous={A.key: R1})
-    fields: dict[str, Any] = {
-        "wants": {"a": R2},
-        "disk": [R1, R2],
-        "memory": memory,
-        "quarantined": frozenset({R2} if why == "quarantined" else ()),
-    }
-    assert [a.revision for a in loads(plan_of(A, **fields))] == [R1]
-    made = plan_of(A, **fields, owned={"a": R1})
-    status = made.statuses[A.key]
-    assert (status.state, status.revision, status.routed, status.avoid) == (State.LOADED, R1, True, False)
-    assert "held back" in status.message
 
 
 # -- refused updates

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from sidecar.core import outcome
-from sidecar.core.memory import Attempt, Memory
+from sidecar.core.memory import Attempt, Memory, Quarantine
 from sidecar.core.poison import (
     blamed,
     engine_died,
-    rejected,
+    forget,
+    rejected_until,
     resting,
     suspected,
     update_quarantine,
@@ -39,6 +40,8 @@ def attempt(rev: str, ended: float | None = None, started: float = NOW - 100.0) 
         ([attempt(R1, NOW - 30.0), attempt(R1, NOW - 10.0)], R1),
         # The one in flight is the likeliest.
         ([attempt(R1, NOW - 10.0), attempt(R2)], R2),
+        # One is loaded after the other: those that waited behind it were answered by a dead engine.
+        ([attempt(R1), attempt(R2), attempt(R3)], R1),
     ],
 )
 def test_a_death_is_blamed_on_the_load_in_flight_or_the_only_one_in_a_minute(
@@ -52,10 +55,39 @@ def test_the_first_death_makes_a_suspect_the_second_a_rejection() -> None:
     memory = Memory(attempts=[attempt(R1)])
     assert engine_died(memory, NOW) == R1
     assert suspected(memory, NOW) == {R1}
-    assert rejected(memory) == frozenset()
+    assert rejected_until(memory, R1, NOW) is None
     memory.attempts = [attempt(R1)]
     engine_died(memory, NOW + 700.0)
-    assert rejected(memory) == {R1}
+    assert rejected_until(memory, R1, NOW + 700.0) == NOW + 1300.0
+    assert [s.kind for s in memory.suspicions] == ["death", "death", "rejection"]
+
+
+def test_a_rejection_for_two_deaths_ends_and_each_further_death_doubles_it() -> None:
+    """Whatever else ended the engine must not condemn an adapter for ever."""
+    memory, now, bans = Memory(), NOW, []
+    memory.attempts = [attempt(R1)]
+    engine_died(memory, now)
+    for _ in range(6):
+        memory.attempts = [attempt(R1, started=now)]
+        engine_died(memory, now)
+        until = rejected_until(memory, R1, now)
+        assert until is not None
+        bans.append(until - now)
+        assert rejected_until(memory, R1, until) is None
+        now = until
+    assert bans == [600, 1200, 2400, 4800, 7200, 7200]
+
+
+@pytest.mark.parametrize(("held", "later", "again"), [(600.0, 1.0, False), (599.0, 1.0, True), (1.0, 90_000.0, False)])
+def test_after_ten_good_minutes_or_a_day_a_death_is_a_first_one_again(held: float, later: float, again: bool) -> None:
+    memory = Memory(banned={R1: Quarantine(until=NOW, step=3)})
+    outcome.loaded(memory, A, R1, NOW)
+    forget(memory, NOW + held)
+    if held == 1.0:
+        forget(memory, NOW + later)
+    memory.attempts = [attempt(R1, started=NOW + later)]
+    engine_died(memory, NOW + held + later)
+    assert (rejected_until(memory, R1, NOW + held + later) is not None) is again
 
 
 def test_a_second_death_long_after_the_first_is_a_first_one_again() -> None:
@@ -63,7 +95,7 @@ def test_a_second_death_long_after_the_first_is_a_first_one_again() -> None:
     engine_died(memory, NOW)
     memory.attempts = [attempt(R1, started=NOW + 1900)]
     engine_died(memory, NOW + 1900.0)
-    assert rejected(memory) == frozenset()
+    assert memory.banned == {}
     assert suspected(memory, NOW + 1900.0) == {R1}
 
 
@@ -77,7 +109,7 @@ def test_one_load_is_blamed_for_one_death_only() -> None:
     memory = Memory(attempts=[attempt(R1, NOW - 10.0)])
     engine_died(memory, NOW)
     assert engine_died(memory, NOW + 5.0) is None
-    assert rejected(memory) == frozenset()
+    assert memory.banned == {}
 
 
 # -- resting
@@ -163,6 +195,46 @@ def test_a_quarantine_never_lasts_longer_than_a_day() -> None:
 def test_the_same_suspicions_do_not_prolong_a_quarantine() -> None:
     memory = Memory()
     bad = {"one": seen(R1, R1), "two": seen(R1)}
+    for later in (0.0, 100.0, 1000.0):
+        update_quarantine(memory, bad, NOW + later)
+    assert memory.quarantine[R1].until == NOW + HOUR
+
+
+def test_who_comes_later_finds_the_same_quarantine() -> None:
+    """The votes are told for as long as it lasts."""
+    told = {name: Memory(suspicions=list(seen(R3, R3))) for name in ("one", "two")}
+    pool = {name: tuple(memory.suspicions) for name, memory in told.items()}
+    later = NOW + HOUR - 60.0
+    for memory in told.values():
+        update_quarantine(memory, pool, NOW)
+        forget(memory, later)
+    kept = {name: tuple(memory.suspicions) for name, memory in told.items()}
+    newcomer = Memory()
+    assert update_quarantine(newcomer, kept, later) == {R3}
+    assert update_quarantine(newcomer, kept, NOW + HOUR) == frozenset()
+    for memory in told.values():
+        update_quarantine(memory, pool, NOW + HOUR)
+        forget(memory, NOW + HOUR)
+        assert memory.suspicions == []
+
+
+def test_votes_further_apart_than_half_an_hour_do_not_add_up_whenever_they_are_heard() -> None:
+    pool = {"one": seen(R1, at=NOW) + seen(R1, at=NOW + 1000.0), "two": seen(R1, at=NOW + 1801.0)}
+    assert update_quarantine(Memory(), pool, NOW + 1801.0) == frozenset()
+
+
+def test_three_new_votes_during_a_quarantine_double_it() -> None:
+    memory = Memory()
+    first = {"one": seen(R1, R1), "two": seen(R1)}
+    update_quarantine(memory, first, NOW)
+    more = {n: s + seen(R1, R1, at=NOW + 600.0) for n, s in first.items()}
+    update_quarantine(memory, more, NOW + 600.0)
+    assert memory.quarantine[R1].until == NOW + 600.0 + 2 * HOUR
+
+
+def test_a_clock_that_is_ahead_does_not_prolong_a_quarantine() -> None:
+    memory = Memory()
+    bad = {"one": seen(R1, R1), "two": seen(R1, at=NOW + 300.0)}
     for later in (0.0, 100.0, 1000.0):
         update_quarantine(memory, bad, NOW + later)
     assert memory.quarantine[R1].until == NOW + HOUR

@@ -7,6 +7,7 @@ from functools import partial
 
 from sidecar.core.placement import place
 from sidecar.core.sight import as_peer, worker_of
+from sidecar.core.world import World
 from sidecar.model import State
 
 from .pool import SimPool
@@ -75,7 +76,8 @@ class Watcher:
                 self._fault(f"{worker} unloads {name} after {drained:.2f} s of drain")
             # What a peer reported up to 10 s ago may have died since: no protocol survives that.
             lately = asyncio.get_running_loop().time() - self._sudden < 10.0
-            must = adapter is not None and self._must_serve(adapter.key)
+            # An engine that died of it may not load it again; what serves stays, in quarantine too.
+            must = adapter is not None and self._has_room(adapter.key)
             if must and not lately and not self._elsewhere(worker, name):
                 self._fault(f"{worker} unloads {name}, the last copy")
             return
@@ -92,15 +94,17 @@ class Watcher:
         return 0.0 if self.pool.workers[worker].backend.fresh else now - self._stale.get(worker, now)
 
     def _must_serve(self, key: str) -> bool:
-        adapter = self.pool.adapters.get(key)
-        if adapter is None:
-            return False
-        # Where room runs out, what comes last by priority and age is served nowhere, and says so.
-        worlds = [w.agent.world for w in self.pool.workers.values() if w.agent and w.agent.world]
-        if any(key in w.assignments and not w.assignments[key].targets for w in worlds):
-            return False
         # What killed engines of several workers may be served nowhere.
-        return not any(d.revision in w.quarantined for w in worlds if (d := w.decisions.get(key)))
+        poison = (w.quarantined and (d := w.decisions.get(key)) and d.revision in w.quarantined for w in self._worlds())
+        return self._has_room(key) and not any(poison)
+
+    def _has_room(self, key: str) -> bool:
+        """Where room runs out, what comes last by priority and age is served nowhere, and says so."""
+        wanted = key in self.pool.adapters
+        return wanted and not any(key in w.assignments and not w.assignments[key].targets for w in self._worlds())
+
+    def _worlds(self) -> list[World]:
+        return [w.agent.world for w in self.pool.workers.values() if w.agent and w.agent.world]
 
     def _elsewhere(self, worker: str, name: str) -> bool:
         return any(n != worker and w.engine.up and name in w.engine.adapters for n, w in self.pool.workers.items())
