@@ -11,7 +11,9 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
 import aiohttp
 import msgspec
@@ -73,6 +75,19 @@ class _Slot(msgspec.Struct, eq=False):
     error: PeerUnreachable | None = None
 
 
+class Asking(Protocol):
+    """How an agent is asked for its record."""
+
+    def opened(self) -> AbstractAsyncContextManager[object]:
+        """`get` works as long as this is entered."""
+
+    async def get(self, address: str, etag: str, timeout: float) -> tuple[bytes | None, str]:
+        """Body (None: unchanged since `etag`) and ETag of /v1/record at host:port, within `timeout` seconds.
+
+        Raises PeerUnreachable.
+        """
+
+
 class PolledPeers:
     """Implements the port `Peers` by asking the backend's members, and only them."""
 
@@ -85,6 +100,7 @@ class PolledPeers:
         clock: Clock,
         rng: random.Random | None = None,
         timing: Timing | None = None,
+        asking: Asking | None = None,
     ) -> None:
         """`uid` is this agent's own; `members` is cheap; None means unknown, and the last list then counts."""
         self._pool = pool
@@ -98,7 +114,7 @@ class PolledPeers:
         self._listed: tuple[Member, ...] | None = None
         self._few = True
         self._own: Record | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._asking = asking or _HttpAsking()
         self._first_heard = False
         self._wake = asyncio.Event()
         self._wake_at = 0.0
@@ -156,26 +172,16 @@ class PolledPeers:
 
     async def run(self, changed: Callable[[], None]) -> None:
         """See Peers."""
-        connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=KEEPALIVE_SECONDS)
-        session = aiohttp.ClientSession(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"Accept-Encoding": "identity", "Accept": "application/json", "User-Agent": "lora-sidecar"},
-        )
-        async with session, asyncio.TaskGroup() as group:
-            self._session = session
-            try:
-                while True:
-                    now = self._clock()
-                    self._sync(now)
-                    self._tell(changed, now)
-                    for slot in self._slots.values():
-                        if not slot.asking and slot.due <= now:
-                            slot.asking = True
-                            group.create_task(self._poll(slot, changed))
-                    await self._rest(self._pause(now))
-            finally:
-                self._session = None
+        async with self._asking.opened(), asyncio.TaskGroup() as group:
+            while True:
+                now = self._clock()
+                self._sync(now)
+                self._tell(changed, now)
+                for slot in self._slots.values():
+                    if not slot.asking and slot.due <= now:
+                        slot.asking = True
+                        group.create_task(self._poll(slot, changed))
+                await self._rest(self._pause(now))
 
     async def _rest(self, seconds: float) -> None:
         self._wake.clear()
@@ -265,7 +271,8 @@ class PolledPeers:
     async def _question(self, slot: _Slot) -> None:
         """One request; the book then knows its answer. Raises PeerUnreachable."""
         address, uid, started = slot.member.address, slot.uid, self._clock()
-        body, etag = await self._get(address, slot.etag if self._book.knows(uid) else "")
+        limit = self._timing.near_timeout if self._few else self._timing.far_timeout
+        body, etag = await self._asking.get(address, slot.etag if self._book.knows(uid) else "", limit)
         now = self._clock()
         if body is None:
             if slot.uid != uid or not self._book.knows(uid):
@@ -288,17 +295,37 @@ class PolledPeers:
             slot.heard = self._first_heard = True
         slot.uid, slot.etag = ("", "") if own else (record.head.uid, etag if held else "")
 
-    async def _get(self, address: str, etag: str) -> tuple[bytes | None, str]:
-        """Body (None: unchanged) and ETag of /v1/record. Raises PeerUnreachable."""
+
+class _HttpAsking:
+    """Asks over HTTP, as everybody but a simulation does."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=KEEPALIVE_SECONDS)
+        session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Accept-Encoding": "identity", "Accept": "application/json", "User-Agent": "lora-sidecar"},
+        )
+        async with session:
+            self._session = session
+            try:
+                yield
+            finally:
+                self._session = None
+
+    async def get(self, address: str, etag: str, timeout: float) -> tuple[bytes | None, str]:
         session = self._session
         if session is None:
             raise PeerUnreachable(f"{address} can't be asked: this agent isn't running")
-        limit = self._timing.near_timeout if self._few else self._timing.far_timeout
         try:
             async with session.get(
                 f"http://{address}/v1/record",
                 headers={"If-None-Match": etag} if etag else None,
-                timeout=aiohttp.ClientTimeout(total=limit),
+                timeout=aiohttp.ClientTimeout(total=timeout),
                 allow_redirects=False,
                 auto_decompress=False,
             ) as answer:
@@ -308,7 +335,7 @@ class PolledPeers:
                     raise _Wrong(f"{address} answers HTTP {answer.status} to GET /v1/record, not with a record")
                 return await _bounded(answer, address), answer.headers.get("ETag", "")
         except TimeoutError as error:
-            raise PeerUnreachable(f"{address} doesn't answer within {limit:g} s") from error
+            raise PeerUnreachable(f"{address} doesn't answer within {timeout:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise PeerUnreachable(f"{address} can't be reached: {_reason(error)}") from error
 
