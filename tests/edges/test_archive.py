@@ -291,7 +291,7 @@ def test_a_zip_s_list_of_members_of_gigabytes_is_not_read(unpacked: Unpacked) ->
         (GOOD["tar"][:600], "is cut off"),
         (GOOD["tar.gz"][:-60], "is cut off"),
         (GOOD["zip"][:-60], "not a zip file"),
-        (gzip.compress(b"x" * 2000), "is not a tar archive"),
+        (gzip.compress(b"x" * 2000, mtime=0), "is not a tar archive"),
         (b"BZh9" + b"x" * 1000, "is not a tar archive"),
     ],
 )
