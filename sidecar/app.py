@@ -373,7 +373,7 @@ async def _start_agent(
 
     def problems() -> Sequence[Problem]:
         contradiction = engine.contradiction
-        found = [*capacity.problems(), *around.problems()]
+        found = [*capacity.problems(), *around.problems(), *agent.lists.problems()]
         if contradiction:
             found.append(Problem(where=settings.engine_url, message=contradiction))
         return found

@@ -217,6 +217,8 @@ class Head(Frozen, frozen=True, kw_only=True):
     terminating: bool = False
     sidecar: Short = ""
     placement_version: int = PLACEMENT_VERSION
+    # Digest of the adapters that it wants; "" while it knows none.
+    adapter_list: Short = ""
     # Speaks gossip: whoever doesn't hear it that way has another key, and doesn't take it for a peer.
     gossip: bool = False
 

@@ -360,6 +360,9 @@ class Meter(Protocol):
     def peers(self, alive: int, known: int) -> None:
         """Other workers of the pool that are alive, and that are known at all."""
 
+    def other_lists(self, count: int) -> None:
+        """Other workers that have wanted other adapters than this one for long."""
+
     def problems(self, count: int) -> None:
         """Problems shown to people now."""
 

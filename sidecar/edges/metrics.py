@@ -71,6 +71,9 @@ class Metrics:
         self.engine_up = self._gauge("engine_up", "1 while the engine answers.")
         self.peers_alive = self._gauge("peers_alive", "Other workers of the pool that are alive.")
         self.peers_known = self._gauge("peers_known", "Other workers of the pool whose record is known.")
+        self.other_list = self._gauge(
+            "peers_with_other_adapter_list", "Other workers that have wanted other adapters than this one for 30 s."
+        )
         self.resident = self._gauge(
             "unloaded_maybe_resident", "Adapters unloaded so recently that the engine may still read their files."
         )
@@ -158,6 +161,10 @@ class Metrics:
         """See Meter."""
         self.peers_alive.set(alive)
         self.peers_known.set(known)
+
+    def other_lists(self, count: int) -> None:
+        """See Meter."""
+        self.other_list.set(count)
 
     def problems(self, count: int) -> None:
         """See Meter."""

@@ -130,9 +130,14 @@ class LiveView:
         agent, now = self._agent, self._clock()
         rows: list[Row] = [_peer_row(agent.record, heard=now, alive=True, own=True)]
         observed = agent.peers.view()
-        more = self._more_of_peers()
+        more, lists = self._more_of_peers(), agent.lists.rows()
+        unknown: Row = {"adapterList": "unknown"}
         rows += [
-            {**_peer_row(o.record, heard=o.heard, alive=o.alive, own=False), **more.get(name, {})}
+            {
+                **_peer_row(o.record, heard=o.heard, alive=o.alive, own=False),
+                **lists.get(name, unknown),
+                **more.get(name, {}),
+            }
             for name, o in observed.items()
         ]
         for address in sorted(agent.peers.unheard()):

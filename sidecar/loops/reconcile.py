@@ -20,6 +20,7 @@ from sidecar.core.placement import Assignment, isolated
 from sidecar.core.plan import plan
 from sidecar.core.report import entries
 from sidecar.core.world import Peer, Plan, Rules, Status, Swap, Unload, World
+from sidecar.loops.adapter_lists import AdapterLists
 from sidecar.loops.engine_watch import EngineWatch
 from sidecar.loops.execute import Executor
 from sidecar.loops.keeper import Keeper
@@ -68,6 +69,7 @@ class Reconciler:
         self._changed = asyncio.Event()
         self._index: dict[str, tuple[Record, Peer]] = {}
         self._placer = Placer()
+        self.lists = AdapterLists()
         self._base_models: tuple[str, ...] = (base_model,) if base_model else ()
         self._saved = b""
         self._tidied = 0.0
@@ -237,6 +239,7 @@ class Reconciler:
             cordoned=steering.cordoned,
             terminating=steering.terminating,
             resting=poison.resting(self.memory, now),
+            adapter_list=self.lists.digest(view.adapters, now),
         )
 
     def _me(self, now: float) -> Peer:
@@ -282,6 +285,7 @@ class Reconciler:
         self._meter.adapters({s: n for s in State if (n := sum(1 for x in plan_.statuses.values() if x.state == s))})
         self._meter.engine(world.engine is not None)
         self._meter.peers(sum(1 for p in world.peers.values() if p.alive), len(world.peers))
+        self._meter.other_lists(self.lists.look(world, self.adapters))
         self._meter.maybe_resident(len(self.memory.unloaded))
 
     def _note_withdrawals(self, statuses: Mapping[str, Status], world: World) -> None:

@@ -85,6 +85,7 @@ def test_gauges(metrics: Metrics) -> None:
     metrics.engine(True)
     metrics.engine_restarted()
     metrics.peers(2, 5)
+    metrics.other_lists(3)
     metrics.problems(4)
     metrics.maybe_resident(6)
     metrics.reconciled(0.002)
@@ -92,6 +93,7 @@ def test_gauges(metrics: Metrics) -> None:
     assert value(metrics, "lora_sidecar_engine_restarts_total") == 1
     assert value(metrics, "lora_sidecar_peers_alive") == 2
     assert value(metrics, "lora_sidecar_peers_known") == 5
+    assert value(metrics, "lora_sidecar_peers_with_other_adapter_list") == 3
     assert value(metrics, "lora_sidecar_problems") == 4
     assert value(metrics, "lora_sidecar_unloaded_maybe_resident") == 6
     assert value(metrics, "lora_sidecar_reconcile_duration_seconds_count") == 1
