@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
 
 from sidecar.core import outcome
-from sidecar.core.memory import Memory
 from sidecar.core.retry import Backoff
 from sidecar.core.world import Action, Fetch, Load, Swap, Unload
 from sidecar.loops.engine_watch import EngineWatch
-from sidecar.loops.fetches import Fetches, result_of
+from sidecar.loops.fetches import Acting, Fetches, result_of
 from sidecar.loops.stale_cache import can_drop, drop_blocks
 from sidecar.model import Adapter
 from sidecar.ports import (
     REASON_OUT_OF_MEMORY,
     REASON_REFUSED,
-    Clock,
     EdgeError,
     Engine,
     EngineDisconnected,
     EngineRefused,
     EngineTimeout,
     EngineUnavailable,
-    Fetcher,
-    Meter,
     Store,
 )
 
@@ -46,47 +41,27 @@ class Executor:
 
     def __init__(
         self,
-        *,
+        acting: Acting,
         engine: Engine,
         watch: EngineWatch,
-        fetcher: Fetcher,
         store: Store,
-        memory: Memory,
-        clock: Clock,
-        meter: Meter,
-        save: Callable[[], Coroutine[Any, Any, None]],
-        changed: Callable[[], None],
+        fetches: Fetches,
+        *,
         confirm: Callable[[Unload | Swap], Coroutine[Any, Any, bool]],
-        rng: random.Random,
-        fetch_concurrency: int,
-        tell_above: int | None = None,
     ) -> None:
-        """`tell_above`: what this worker decides on for the pool is shown in `coming` if it is of more bytes."""
+        self._acting = acting
         self._engine = engine
         self._watch = watch
         self._store = store
-        self._memory = memory
-        self._clock = clock
-        self._meter = meter
-        self._save = save
-        self._changed = changed
+        self._memory = acting.memory
+        self._clock = acting.clock
+        self._meter = acting.meter
+        self._fetches = fetches
         self._confirm = confirm
-        self._rng = rng
         self._tasks: set[asyncio.Task[None]] = set()
         self.busy_names: set[str] = set()
         self.going: set[str] = set()
-        self._fetches = Fetches(
-            fetcher=fetcher,
-            memory=memory,
-            clock=clock,
-            meter=meter,
-            save=save,
-            changed=changed,
-            rng=rng,
-            concurrency=fetch_concurrency,
-            tell_above=tell_above,
-        )
-        self.fetching, self.coming = self._fetches.fetching, self._fetches.coming
+        self.fetching, self.coming = fetches.fetching, fetches.coming
 
     def start(self, action: Action, adapter: Adapter | None) -> None:
         """Begin `action` unless its name or content is being worked on already."""
@@ -108,7 +83,7 @@ class Executor:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("action_crashed", error=repr(error), exc_info=error)
-        self._changed()
+        self._acting.changed()
 
     async def stop(self) -> None:
         """End what is running. A load that was begun may still take effect; the next start looks first."""
@@ -124,7 +99,7 @@ class Executor:
                 await self._load_fresh(action, adapter)
             elif adapter is not None and isinstance(action, Swap):
                 await self._swap(action, adapter)
-            await self._save()
+            await self._acting.save()
         except Exception:
             # A fault of this program: said by `_done`, and not run into again at once.
             await asyncio.sleep(CRASHED_SECONDS)
@@ -163,7 +138,7 @@ class Executor:
         outcome.load_begins(
             self._memory, adapter.key, name, revision, (view.process or "") if view else "", self._clock()
         )
-        await self._save()
+        await self._acting.save()
         began = self._clock()
         error: EdgeError | None = None
         try:
@@ -215,7 +190,7 @@ class Executor:
         self._failed(adapter, revision, message, outcome.SCARCE if scarce else outcome.LOAD)
 
     def _failed(self, adapter: Adapter, revision: str, message: str, backoff: Backoff) -> None:
-        outcome.failed(self._memory, adapter, revision, message, backoff, self._clock(), self._rng.random())
+        outcome.failed(self._memory, adapter, revision, message, backoff, self._clock(), self._acting.rng.random())
 
     # Letting go
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -49,6 +50,19 @@ def result_of(error: EdgeError | None) -> Result:
     return next((word for kind, word in _RESULTS if isinstance(error, kind)), "failed")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acting:
+    """What it takes to act and to note what came of it: `save` keeps the memory on the disk, `changed` makes the agent
+    think again."""
+
+    memory: Memory
+    clock: Clock
+    meter: Meter
+    save: Callable[[], Coroutine[Any, Any, None]]
+    changed: Callable[[], None]
+    rng: random.Random
+
+
 class Fetches:
     """The downloads under way, one an adapter at a time.
 
@@ -56,27 +70,14 @@ class Fetches:
     worker leads to, whose revision isn't known yet.
     """
 
-    def __init__(
-        self,
-        *,
-        fetcher: Fetcher,
-        memory: Memory,
-        clock: Clock,
-        meter: Meter,
-        save: Callable[[], Coroutine[Any, Any, None]],
-        changed: Callable[[], None],
-        rng: random.Random,
-        concurrency: int,
-        tell_above: int | None,
-    ) -> None:
+    def __init__(self, acting: Acting, fetcher: Fetcher, *, concurrency: int, tell_above: int | None) -> None:
         """`tell_above`: what this worker decides on for the pool is shown in `coming` if it is of more bytes."""
+        self._acting = acting
         self._fetcher = fetcher
-        self._memory = memory
-        self._clock = clock
-        self._meter = meter
-        self._save = save
-        self._changed = changed
-        self._rng = rng
+        self._memory = acting.memory
+        self._clock = acting.clock
+        self._meter = acting.meter
+        self._rng = acting.rng
         self._slots = asyncio.Semaphore(concurrency)
         self._tell_above = tell_above
         # What was read ahead of a decision, and when it may be tried again.
@@ -96,7 +97,7 @@ class Fetches:
         try:
             async with self._slots:
                 await (self._read_ahead if action.ahead else self._fetch_once)(action, adapter)
-            await self._save()
+            await self._acting.save()
         except Exception as error:
             # A fault of this program: said by who runs this, and not run into again at once.
             revision = action.expected or ""
@@ -172,7 +173,7 @@ class Fetches:
         decides = action.expected is None and action.limit is None and not action.trial
         if decides and self._tell_above is not None and listing.size > self._tell_above:
             self.coming[action.key] = self._decision(action, adapter, listing, "")
-            self._changed()
+            self._acting.changed()
 
     def _decision(self, action: Fetch, adapter: Adapter, listing: Listing, revision: str) -> Decision:
         """New content, or the same behind other ETags: then the new list is the one to compare with next time."""

@@ -23,6 +23,7 @@ from sidecar.core.world import Peer, Plan, Rules, Status, Swap, Unload, World
 from sidecar.loops.adapter_lists import AdapterLists
 from sidecar.loops.engine_watch import EngineWatch
 from sidecar.loops.execute import Executor
+from sidecar.loops.fetches import Acting, Fetches
 from sidecar.loops.keeper import Keeper
 from sidecar.loops.placing import Placer
 from sidecar.model import Adapter, Decision, EngineView, Head, Record, State
@@ -93,21 +94,12 @@ class Reconciler:
         self.wanted_first: frozenset[str] | None = None
         self.placed_with_me = False
         self.beat = clock()
-        self.executor = Executor(
-            engine=engine,
-            watch=watch,
-            fetcher=fetcher,
-            store=store,
-            memory=memory,
-            clock=clock,
-            meter=meter,
-            save=self.save,
-            changed=self.wake,
-            confirm=self.confirm,
-            rng=rng or random.Random(),
-            fetch_concurrency=fetch_concurrency,
-            tell_above=rules.small_content if rules.peer_bytes else None,
+        acting = Acting(
+            memory=memory, clock=clock, meter=meter, save=self.save, changed=self.wake, rng=rng or random.Random()
         )
+        tell_above = rules.small_content if rules.peer_bytes else None
+        fetches = Fetches(acting, fetcher, concurrency=fetch_concurrency, tell_above=tell_above)
+        self.executor = Executor(acting, engine, watch, store, fetches, confirm=self.confirm)
         watch.on_process = self._engine_process
 
     def wake(self) -> None:
