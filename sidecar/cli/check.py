@@ -16,7 +16,7 @@ from sidecar.core.catalog import base_model_conflict, name_conflict, select
 from sidecar.core.documents import MAX_BYTES, Document, Unreadable, decode
 from sidecar.core.manifest import InvalidManifest, key_of, parse_adapter
 from sidecar.dialects import is_foreign
-from sidecar.edges.manifests import list_manifests, looks_like_json, reason
+from sidecar.edges.manifests import list_manifests, looks_like_json, read_manifest, reason
 from sidecar.model import Adapter, Source
 from sidecar.settings import Settings
 
@@ -106,7 +106,10 @@ def _read(paths: Iterable[str]) -> tuple[list[tuple[str, bytes]], list[str]]:
     unusable: list[str] = []
     for path in paths:
         try:
-            inputs += _inputs(path)
+            if os.path.isdir(path):
+                _read_directory(path, inputs, unusable)
+            else:
+                inputs.append((path, _read_file(path)))
         except OSError as error:
             unusable.append(f"{path}: {reason(error)}")
     if not inputs and not unusable:
@@ -114,16 +117,26 @@ def _read(paths: Iterable[str]) -> tuple[list[tuple[str, bytes]], list[str]]:
     return inputs, unusable
 
 
-def _inputs(path: str) -> Iterable[tuple[str, bytes]]:
-    """Name and content of the manifests that an argument stands for. Raises OSError."""
+def _read_directory(path: str, inputs: list[tuple[str, bytes]], unusable: list[str]) -> None:
+    """As an agent reads it: what is no file (a named pipe, a loop of links) is named, and costs none of the others.
+
+    Raises OSError if the directory can't be listed.
+    """
+    for name in sorted(list_manifests(path)):
+        manifest = os.path.join(path, name)
+        stamp, data = read_manifest(manifest)
+        if stamp.error:
+            unusable.append(f"{manifest}: {stamp.error}")
+        else:
+            inputs.append((manifest, data))
+
+
+def _read_file(path: str) -> bytes:
+    """What an argument names, which may well be a pipe: `check <(helm template .)`. Raises OSError."""
     if path == "-":
-        yield "-", sys.stdin.buffer.read(MAX_BYTES + 1)
-    elif os.path.isdir(path):
-        for name in sorted(list_manifests(path)):
-            yield from _inputs(os.path.join(path, name))
-    else:
-        with open(path, "rb") as file:
-            yield path, file.read(MAX_BYTES + 1)
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
+    with open(path, "rb") as file:
+        return file.read(MAX_BYTES + 1)
 
 
 def _examine(name: str, data: bytes, *, allow_http: bool) -> list[Finding]:

@@ -202,3 +202,34 @@ def test_check_points_to_convert(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "old.yaml:1 default/sql: a ModelAdapter is another system's" in done.stdout
     assert "check --convert" in done.stdout
+
+
+def test_what_is_no_file_in_a_directory_is_named_and_costs_none_of_the_others(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.yaml")  # opened as a file, it would be waited at for ever
+    (tmp_path / "b.yaml").symlink_to("b.yaml")
+    (tmp_path / "c.yaml").write_text(manifest("sql"))
+    done = check(tmp_path, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == f"{tmp_path}/c.yaml:1 default/sql: ok\n"
+    assert done.stderr.splitlines() == [
+        f"lora-sidecar check: {tmp_path}/a.yaml: is no regular file",
+        f"lora-sidecar check: {tmp_path}/b.yaml: too many levels of symbolic links",
+    ]
+
+
+def test_a_pipe_that_is_named_is_read(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, manifest("sql").encode())
+    os.close(writer)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "sidecar", "check", f"/dev/fd/{reader}"],
+            cwd=Path(sidecar.__file__).parents[1],
+            pass_fds=[reader],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    finally:
+        os.close(reader)
+    assert (done.returncode, done.stdout) == (0, f"/dev/fd/{reader}:1 default/sql: ok\n")
