@@ -374,6 +374,9 @@ async def _start_agent(
     def problems() -> Sequence[Problem]:
         contradiction = engine.contradiction
         found = [*capacity.problems(), *around.problems(), *agent.lists.problems()]
+        if watch.current() is None:
+            silence = watch.message or "the engine does not answer"
+            found.append(Problem(where=settings.engine_url, message=silence))
         if contradiction:
             found.append(Problem(where=settings.engine_url, message=contradiction))
         return found

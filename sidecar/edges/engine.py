@@ -220,7 +220,8 @@ class VllmEngine:
         if status in (401, 403):
             raise self._error(Answer(Verdict.UNAUTHORIZED), "GET /v1/models")
         models = parse_models(body) if status == 200 else None
-        if models is None:
+        # vLLM always lists its base model: a list that all at once lacks it says nothing about adapters either.
+        if models is None or (not models.base_models and self._listed is not None and self._listed.base_models):
             text = clean(body[:400].decode("utf-8", "replace"), 100)
             hint = "" if status >= 500 else "; is --engine-url right?"
             raise EngineUnavailable(f"{self._url}: GET /v1/models: {status}, not a list of models ({text!r}){hint}")

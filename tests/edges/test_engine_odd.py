@@ -54,6 +54,18 @@ async def test_a_look_at_anything_but_a_list_is_unknown_and_not_empty(
             await connect(session, server.url).look()
 
 
+@pytest.mark.parametrize("body", [b'{"object":"list","data":[]}', b'{"data":[1,null,{"id":5}]}'])
+async def test_a_list_that_all_at_once_lacks_the_base_model_is_unknown_and_not_empty(
+    session: aiohttp.ClientSession, body: bytes
+) -> None:
+    async with scripted({"GET /v1/models": (200, MODELS), "GET /metrics": (200, METRICS)}) as server:
+        engine = connect(session, server.url)
+        assert (await engine.look()).base_models
+        server.answers["GET /v1/models"] = (200, body)
+        with pytest.raises(EngineUnavailable, match="not a list of models"):
+            await engine.look()
+
+
 @pytest.mark.parametrize(
     "reply",
     [

@@ -139,6 +139,23 @@ async def test_an_engine_that_takes_long_is_waited_for_without_hurry(tmp_path: P
         await until(says(worker, "a", "Loaded"), "the adapter to be loaded from what was fetched before")
 
 
+async def test_an_engine_that_answers_no_more_is_named_until_it_does(tmp_path: Path) -> None:
+    async with ProcessPool(tmp_path, 1) as pool:
+        (worker,) = pool.workers
+        pool.apply("a")
+        await pool.settled()
+        assert await problems(worker) == ""
+        await worker.engine.kill()
+
+        async def said(words: str) -> bool:
+            return words in await problems(worker)
+
+        await until(lambda: said("no connection"), "the engine's absence to be said")
+        await worker.engine.start()
+        await until(says(worker, "a", "Loaded"), "the adapter to be loaded again")
+        assert await problems(worker) == ""
+
+
 async def test_a_wrong_key_is_named_and_a_right_one_needs_no_restart(tmp_path: Path) -> None:
     async with ProcessPool(tmp_path, 1, start=False) as pool:
         (worker,) = pool.workers
