@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,16 @@ class Pool:
         self.agent_env: dict[str, str] = {}
 
     # Putting it there
+
+    def each_on_its_own(self, nodes: Sequence[str]) -> None:
+        """From the next install on each worker has one of these nodes to itself."""
+        here = {"key": "kubernetes.io/hostname", "operator": "In", "values": list(nodes)}
+        wanted = {"nodeSelectorTerms": [{"matchExpressions": [here]}]}
+        apart = {"labelSelector": {"matchLabels": {"app": self.name}}, "topologyKey": "kubernetes.io/hostname"}
+        self.pod_spec["affinity"] = {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": wanted},
+            "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]},
+        }
 
     def install(self, replicas: int, capacity: int = 8, **env: str) -> None:
         """deploy/base, then the injected Deployment, as the documentation says; returns when every worker is ready."""

@@ -74,13 +74,7 @@ def test_a_dead_node_is_replaced_before_kubernetes_knows(
 ) -> None:
     own = Nodes(cluster, tmp_path, {"node-x": "zone-x", "node-y": "zone-y", "node-z": "zone-z"})
     pool = Pool(cluster, own, namespace, origin)
-    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-x", "node-y", "node-z"]}
-    wanted = {"nodeSelectorTerms": [{"matchExpressions": [here]}]}
-    apart = {"labelSelector": {"matchLabels": {"app": pool.name}}, "topologyKey": "kubernetes.io/hostname"}
-    pool.pod_spec["affinity"] = {
-        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": wanted},
-        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]},
-    }
+    pool.each_on_its_own(("node-x", "node-y", "node-z"))
     try:
         pool.install(3)
         pool.apply("one", distribution=fixed(1))

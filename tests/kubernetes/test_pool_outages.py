@@ -144,12 +144,3 @@ def test_the_label_alone_makes_a_pool(policies: ControlPlane, pool: Pool, tmp_pa
     pool.apply("all")
     pool.until_loaded("all", 2)
     wait_until(lambda: pool.ready("all"), "its status is written")
-
-
-def test_a_pool_with_a_gossip_key(cluster: ControlPlane, pool: Pool) -> None:
-    """The Secret is optional: all other tests do without."""
-    key = ("create", "secret", "generic", "lora-sidecar-gossip", f"--from-literal=key={'5a' * 32}")
-    cluster.kubectl(*key, "-n", pool.namespace)
-    pool.install(2)
-    pool.apply("all")
-    pool.until_loaded("all", 2)
