@@ -15,6 +15,7 @@ from sidecar.model import Adapter, BaseModel, EngineView, Listing, Member, Recor
 from sidecar.ports import (
     AdapterRejected,
     BackendView,
+    DiskFull,
     EngineDisconnected,
     EngineRefused,
     EngineTimeout,
@@ -43,6 +44,8 @@ class Disk:
     def __init__(self) -> None:
         self.published: dict[str, str] = {}
         self.state: dict[str, bytes] = {}
+        self.paths: set[str] = set()
+        self.full = False
 
     @property
     def revisions_dir(self) -> str:
@@ -54,18 +57,21 @@ class Disk:
     def publish(self, name: str) -> str:
         path = f"{DIRECTORY}/{name.removeprefix('sha256:')}"
         self.published[name] = path
+        self.paths.add(path)
         return path
 
     def evict(self, keep: frozenset[str]) -> tuple[str, ...]:
         gone = tuple(r for r in self.published if r not in keep)
         for name in gone:
-            del self.published[name]
+            self.paths.discard(self.published.pop(name))
         return gone
 
     def touch(self, revision: str) -> None:
         pass
 
     def save(self, name: str, data: bytes) -> None:
+        if self.full:
+            raise DiskFull(f"no room for {name}")
         self.state[name] = data
 
     def read(self, name: str) -> bytes | None:
@@ -187,6 +193,8 @@ class SimFetcher:
             raise OriginChanged("the origin moved on")
         if wanted in self._origin.bad:
             raise AdapterRejected(f"{wanted} is no adapter")
+        if self._disk.full:
+            raise DiskFull(f"no room for {wanted}")
         name = globals()["revision"](wanted)
         return Fetched(revision=name, path=self._disk.publish(name), listing=listing)
 
