@@ -15,7 +15,7 @@ import msgspec
 
 from sidecar.core.memory import MESSAGE_LIMIT
 from sidecar.core.world import Status
-from sidecar.model import ADAPTER_PREFIX, LABEL_PREFIX, Entry, Frozen, Head, State
+from sidecar.model import ADAPTER_PREFIX, LABEL_PREFIX, Entry, Frozen, Head, Record, State
 
 WORKER = f"{LABEL_PREFIX}/worker"
 SUMMARY = f"{LABEL_PREFIX}/summary"
@@ -26,6 +26,7 @@ ROUTED = "loaded"
 LIMIT = 128 * 1024
 
 _PENDING = (State.PENDING, State.DOWNLOADING, State.LOADING)
+_SHOWN_OF_HEAD = ("base_models", "engine_version", "capacity", "sidecar")
 _FAILED = (State.FAILED, State.REJECTED)
 # What stays when even the shortest form of everything doesn't fit.
 _URGENCY = (
@@ -89,6 +90,23 @@ def routed_here(statuses: Mapping[str, Status], engine_known: bool, shown: Mappi
         return frozenset(_name(key) for key, status in statuses.items() if status.routed)
     prefix = f"{ADAPTER_PREFIX}/"
     return frozenset(key.removeprefix(prefix) for key, value in shown.items() if key.startswith(prefix) and value)
+
+
+def only_passing(before: Record, now: Record) -> bool:
+    """Whether all that `now` shows anew are states that pass by themselves: Pending, Downloading or Loading.
+
+    They tell people something, but route nothing; what comes after them may.
+    """
+    if any(getattr(before.head, name) != getattr(now.head, name) for name in _SHOWN_OF_HEAD):
+        return False
+    old = {e.adapter: e for e in before.entries}
+    if not old.keys() <= {e.adapter for e in now.entries}:
+        return False
+    return all(e.state in _PENDING or _said(old.get(e.adapter)) == _said(e) for e in now.entries)
+
+
+def _said(entry: Entry | None) -> tuple[State, str, str, str] | None:
+    return (entry.state, entry.revision, entry.served_name, entry.message) if entry is not None else None
 
 
 def summary(entries: Iterable[Entry], *, truncated: bool = False) -> str:

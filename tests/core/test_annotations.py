@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import json
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.annotations import LIMIT, SUMMARY, WORKER, adapter_key, difference, is_ours, routed_here, show
+from sidecar.core.annotations import (
+    LIMIT,
+    SUMMARY,
+    WORKER,
+    adapter_key,
+    difference,
+    is_ours,
+    only_passing,
+    routed_here,
+    show,
+)
 from sidecar.core.world import Status
-from sidecar.model import Entry, Head, State
+from sidecar.model import Entry, Head, Record, State
 
 HEAD = Head(uid="u", name="w-0", engine_version="0.32.0", capacity=4, sidecar="0.1.0")
 REVISION = "sha256:" + "0123456789abcdef" * 4
@@ -132,3 +144,28 @@ def test_labels_follow_routing_and_stay_while_the_engine_is_unknown() -> None:
     shown = {adapter_key("b"): "loaded", "app": "x"}
     assert routed_here(statuses, True, shown) == {"a"}
     assert routed_here({}, False, shown) == {"b"}
+
+
+LOADED = Entry(adapter="ns/a", state=State.LOADED, revision="sha256:1")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "passing"),
+    [
+        ([], [Entry(adapter="ns/b", state=State.PENDING)], True),
+        ([LOADED], [LOADED, Entry(adapter="ns/b", state=State.DOWNLOADING)], True),
+        ([Entry(adapter="ns/b", state=State.WAITING)], [Entry(adapter="ns/b", state=State.LOADING)], True),
+        ([LOADED], [msgspec.structs.replace(LOADED, hidden=True)], True),
+        ([], [LOADED], False),
+        ([Entry(adapter="ns/b", state=State.LOADING)], [Entry(adapter="ns/b", state=State.FAILED)], False),
+        ([LOADED], [msgspec.structs.replace(LOADED, message="held back")], False),
+        ([LOADED], [msgspec.structs.replace(LOADED, revision="sha256:2")], False),
+        ([LOADED], [], False),
+        ([LOADED], [Entry(adapter="ns/b", state=State.PENDING)], False),
+    ],
+)
+def test_what_passes_by_itself(before: list[Entry], now: list[Entry], passing: bool) -> None:
+    head = Head(uid="u", name="w")
+    assert only_passing(Record(head=head, entries=tuple(before)), Record(head=head, entries=tuple(now))) is passing
+    other = msgspec.structs.replace(head, capacity=7)
+    assert not only_passing(Record(head=head, entries=tuple(before)), Record(head=other, entries=tuple(now)))

@@ -55,6 +55,12 @@ class FakeAgent:
         entry = Entry(adapter=ADAPTER.key, state=state, revision=REVISION, served_name="A", since=1.0)
         self.record = Record(head=self.head, version=self.record.version + 1, entries=(entry,))
 
+    def holds_nothing(self) -> None:
+        """No adapter is any of this worker's business."""
+        self.stands(State.PENDING)
+        self.plan = SimpleNamespace(statuses={})
+        self.record = Record(head=self.head, version=self.record.version + 1)
+
     def with_peer(self, name: str, state: State) -> None:
         """Another live worker."""
         entry = Entry(adapter=ADAPTER.key, state=state, revision=REVISION)

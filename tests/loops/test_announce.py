@@ -7,6 +7,8 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 
+import pytest
+
 from sidecar.core.retry import Backoff
 from sidecar.loops.announce import Announcer
 from sidecar.model import State
@@ -16,6 +18,7 @@ from .agent import FakeAgent
 
 LABEL = "adapter.lora-sidecar.io/a"
 SPACING = 0.3
+HOLD = 0.15
 
 
 class Platform:
@@ -55,6 +58,7 @@ async def announcing(agent: FakeAgent, platform: Platform) -> AsyncIterator[Anno
         lambda: platform.labels,
         time.monotonic,
         spacing=SPACING,
+        hold=HOLD,
         retry=Backoff(first=0.05, cap=0.1),
     )
     task = asyncio.create_task(announcer.run())
@@ -65,10 +69,21 @@ async def announcing(agent: FakeAgent, platform: Platform) -> AsyncIterator[Anno
         await asyncio.wait([task])
 
 
+@contextlib.asynccontextmanager
+async def shown_nothing(agent: FakeAgent, platform: Platform) -> AsyncIterator[Announcer]:
+    """The worker has told that it holds nothing, and may tell more at any moment."""
+    async with announcing(agent, platform) as announcer:
+        agent.holds_nothing()
+        announcer.wake()
+        await platform.until(1)
+        await asyncio.sleep(SPACING)
+        yield announcer
+
+
 async def test_a_change_is_written_at_once_and_the_next_after_the_spacing() -> None:
     agent, platform = FakeAgent(), Platform()
     async with announcing(agent, platform) as announcer:
-        agent.stands(State.DOWNLOADING)
+        agent.stands(State.FAILED)
         announcer.wake()
         await platform.until(1)
         agent.stands(State.LOADING)
@@ -80,6 +95,67 @@ async def test_a_change_is_written_at_once_and_the_next_after_the_spacing() -> N
     assert (LABEL in told.labels, LABEL in last.labels) == (False, True)
     assert second - first >= SPACING * 0.9
     assert '"Loaded"' in last.annotations[LABEL]
+
+
+async def test_what_is_loaded_a_moment_later_is_told_once_and_gets_its_label_at_once() -> None:
+    agent, platform = FakeAgent(), Platform()
+    async with shown_nothing(agent, platform) as announcer:
+        for passing in (State.PENDING, State.DOWNLOADING, State.LOADING):
+            agent.stands(passing)
+            announcer.wake()
+            await asyncio.sleep(HOLD / 10)
+        assert len(platform.reports) == 1
+        agent.stands(State.LOADED)
+        announcer.wake()
+        began = time.monotonic()
+        await platform.until(2)
+    when, told = platform.reports[-1]
+    assert LABEL in told.labels
+    assert '"Loaded"' in told.annotations[LABEL]
+    assert when - began < HOLD / 2
+
+
+async def test_a_state_that_does_not_pass_soon_is_told() -> None:
+    agent, platform = FakeAgent(), Platform()
+    async with shown_nothing(agent, platform) as announcer:
+        began = time.monotonic()
+        agent.stands(State.DOWNLOADING)
+        announcer.wake()
+        await asyncio.sleep(HOLD / 2)
+        agent.stands(State.LOADING)  # another passing state doesn't begin the wait anew
+        announcer.wake()
+        await platform.until(2)
+    when, told = platform.reports[-1]
+    assert '"Loading"' in told.annotations[LABEL]
+    assert HOLD * 0.9 <= when - began < HOLD * 1.4
+
+
+@pytest.mark.parametrize("state", [State.FAILED, State.REJECTED, State.WAITING, State.DRAINING])
+async def test_what_may_stay_is_told_at_once(state: State) -> None:
+    agent, platform = FakeAgent(), Platform()
+    async with shown_nothing(agent, platform) as announcer:
+        agent.stands(State.DOWNLOADING)
+        announcer.wake()
+        agent.stands(state)
+        announcer.wake()
+        began = time.monotonic()
+        await platform.until(2)
+    assert platform.reports[-1][0] - began < HOLD / 2
+
+
+async def test_a_label_goes_at_once_though_the_state_after_it_passes() -> None:
+    agent, platform = FakeAgent(), Platform()
+    async with announcing(agent, platform) as announcer:
+        agent.stands(State.LOADED)
+        announcer.wake()
+        await platform.until(1)
+        await asyncio.sleep(SPACING)
+        agent.stands(State.LOADING)
+        announcer.wake()
+        began = time.monotonic()
+        await platform.until(2)
+    assert platform.reports[-1][1].labels == {}
+    assert platform.reports[-1][0] - began < HOLD / 2
 
 
 async def test_a_drain_begins_when_the_withdrawal_is_written() -> None:
