@@ -4,9 +4,9 @@ A change is patched at once, the next at the earliest a second later. The label 
 of an adapter begins when the patch that takes its label away has been answered, not when it was decided.
 
 So a patch that only says Pending, Downloading or Loading would keep the label of an adapter that is loaded a moment
-later waiting for that second. What only tells of such passing states is held for a moment: a small adapter's first patch
-then says Loaded and carries the label. Everything else (a label that comes or goes, Loaded, Failed, Draining, an adapter
-that is gone, what the worker says of itself) goes at once, and takes with it what was held.
+later waiting for that second. What only tells of such passing states is held for a moment: the first patch of a small
+adapter then says Loaded and carries the label. Everything else (a label that comes or goes, Loaded, Failed, Draining,
+an adapter that is gone, what the worker says of itself) goes at once, and takes with it what was held.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class Announcer:
             if nap <= 0:
                 break
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), nap)
+                async with asyncio.timeout(nap):
+                    await self._wake.wait()
         self.beat = self._clock()
 
     def _may_wait(self) -> bool:
