@@ -15,3 +15,8 @@ def free_ports(count: int) -> list[int]:
     finally:
         for s in sockets:
             s.close()
+
+
+def free_port() -> int:
+    """One of them."""
+    return free_ports(1)[0]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,6 +15,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from tests.ports import free_port
 
 ACCESS_KEY = "test"
 SECRET_KEY = "testtesttest"
@@ -89,7 +90,7 @@ class S3Server:
             host, port = self._moto.get_host_and_port()
             self.endpoint = f"http://{host}:{port}"
             return self
-        port = _free_port()
+        port = free_port()
         self._directory = tempfile.mkdtemp(prefix="s3server-")
         self._process = subprocess.Popen(
             [program, "--port", f"{self._host}:{port}", "--quiet", "--keep-alive", "posix", self._directory],
@@ -154,9 +155,3 @@ class S3Server:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.02)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

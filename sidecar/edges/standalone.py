@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -20,14 +20,13 @@ import structlog
 from sidecar.core.folder import Folder, FolderView, Stamp, read_content, unusable
 from sidecar.edges.manifests import list_manifests, read_manifest, reason
 from sidecar.edges.problems import log_changes
+from sidecar.edges.remembered import remembered
 from sidecar.edges.seeds import Seeds, join_address, split_address
 from sidecar.edges.threads import in_thread
 from sidecar.model import Adapter, Frozen, Member, Problem
 from sidecar.ports import BackendView, Clock, EdgeError, Report
 
 log = structlog.get_logger()
-
-S = TypeVar("S", bound=msgspec.Struct)
 
 STATE_ADAPTERS = "adapters.json"
 STATE_SEEDS = "seeds.json"
@@ -94,9 +93,9 @@ class StandaloneBackend:
         self._clock = clock
         self._pace = pace or Pace()
         self._lister = lister
-        names = self._read(STATE_SEEDS, _SavedSeeds)
+        names = remembered(self._state, STATE_SEEDS, _SavedSeeds)
         self._seeds = Seeds(seeds, address, names.names if names else None)
-        adapters = self._read(STATE_ADAPTERS, _SavedAdapters)
+        adapters = remembered(self._state, STATE_ADAPTERS, _SavedAdapters)
         self._saved = adapters.files if adapters else None
         self._save_after = 0.0
         self._folder = Folder(manifests, self._saved)
@@ -223,14 +222,6 @@ class StandaloneBackend:
             content = read_content(data, is_json=name.lower().endswith(".json"))
             self._folder.took(name, stamp, content, self._clock())
         # Else it has changed since the listing: the next look sees that, and the one after reads it.
-
-    def _read(self, name: str, kind: type[S]) -> S | None:
-        try:
-            data = self._state.read(name)
-            return msgspec.json.decode(data, type=kind) if data else None
-        except (EdgeError, msgspec.MsgspecError) as error:
-            log.warning("state_unreadable", name=name, error=str(error))
-            return None
 
     def _save(self, name: str, value: msgspec.Struct) -> bool:
         try:

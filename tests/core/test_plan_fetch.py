@@ -18,6 +18,7 @@ from .worlds import (
     NOW,
     R1,
     R2,
+    SAID,
     adapter,
     decision,
     entry,
@@ -25,20 +26,11 @@ from .worlds import (
     loads,
     peer,
     plan_of,
+    retry,
     state,
 )
 
 A = adapter("a")
-
-# 30 seconds after NOW.
-SAID = "it broke; tried again at 13:47:10 UTC"
-
-
-def retry(rev: str = "", *, until: float = NOW + 30.0, rejected: bool = False, failures: int = 1) -> Memory:
-    input_ = f"{A.source_id}@{rev}" if rev else A.source_id
-    return Memory(
-        retries={A.key: Retry(input=input_, failures=failures, not_before=until, message="it broke", rejected=rejected)}
-    )
 
 
 # -- fetching

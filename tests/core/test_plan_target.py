@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from sidecar.core.drafts import wanted_revision
-from sidecar.core.memory import FOREVER, LoadedOnce, Memory, Refused, Retry
+from sidecar.core.memory import FOREVER, LoadedOnce, Memory, Refused
 from sidecar.core.plan import plan
 from sidecar.core.world import Fetch, Load
 from sidecar.model import State
@@ -18,11 +18,13 @@ from .worlds import (
     NOW,
     R1,
     R2,
+    SAID,
     adapter,
     entry,
     loads,
     peer,
     plan_of,
+    retry,
     state,
     swaps,
     world,
@@ -32,16 +34,6 @@ A = adapter("a")
 B = adapter("b")
 REFUSED = {A.key: Refused(source_id=A.source_id, revision=R2)}
 HISTORY = [LoadedOnce(process="p1", name="a", revision=R1)]
-
-# 30 seconds after NOW.
-SAID = "it broke; tried again at 13:47:10 UTC"
-
-
-def retry(rev: str = "", *, until: float = NOW + 30.0, rejected: bool = False, failures: int = 1) -> Memory:
-    input_ = f"{A.source_id}@{rev}" if rev else A.source_id
-    return Memory(
-        retries={A.key: Retry(input=input_, failures=failures, not_before=until, message="it broke", rejected=rejected)}
-    )
 
 
 # -- loading

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from sidecar.core.catalog import Catalog, select
-from sidecar.core.memory import Memory
+from sidecar.core.memory import Memory, Retry
 from sidecar.core.placement import Assignment
 from sidecar.core.plan import plan
 from sidecar.core.world import Fetch, Load, Peer, Plan, Rules, Swap, Unload, World
@@ -36,6 +36,9 @@ def revision(content: str) -> str:
     """The revision that `content` has."""
     return "sha256:" + hashlib.sha256(content.encode()).hexdigest()
 
+
+# What is said of a failure that is tried again 30 seconds after NOW.
+SAID = "it broke; tried again at 13:47:10 UTC"
 
 R1, R2, R3 = revision("1"), revision("2"), revision("3")
 
@@ -145,6 +148,17 @@ def drained(name: str = "a", *, since: float = NOW - 60.0, memory: Memory | None
     memory = memory or Memory()
     memory.drains[name] = since
     return {"memory": memory, "withdrawn": {name: since}}
+
+
+def retry(rev: str = "", *, until: float = NOW + 30.0, rejected: bool = False, failures: int = 1) -> Memory:
+    """Adapter a couldn't be fetched, or (`rev`) not be loaded, and is tried again at `until`."""
+    of = adapter("a")
+    input_ = f"{of.source_id}@{rev}" if rev else of.source_id
+    return Memory(
+        retries={
+            of.key: Retry(input=input_, failures=failures, not_before=until, message="it broke", rejected=rejected)
+        }
+    )
 
 
 def fetches(made: Plan) -> list[Fetch]:

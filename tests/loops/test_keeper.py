@@ -9,15 +9,15 @@ import pytest
 from sidecar.core.memory import Attempt, LoadedOnce, Memory
 from sidecar.core.world import World
 from sidecar.loops.keeper import Keeper
-from sidecar.model import EngineView
 from sidecar.ports import DiskFull
 from tests.core.worlds import NOW, R1, R2, R3, adapter, world
+from tests.loops.engine import UnaskedEngine
 from tests.sim.world import Disk
 
 A = adapter("a")
 
 
-class Engine:
+class Engine(UnaskedEngine):
     """Tells that requests of these names are under way."""
 
     def __init__(self, *busy: str) -> None:
@@ -25,21 +25,6 @@ class Engine:
 
     async def in_flight(self) -> frozenset[str] | None:
         return self.busy
-
-    async def look(self) -> EngineView:
-        raise NotImplementedError
-
-    async def load(self, name: str, path: str) -> None:
-        raise NotImplementedError
-
-    async def unload(self, name: str) -> None:
-        raise NotImplementedError
-
-    async def reset_prefix_cache(self) -> bool:
-        raise NotImplementedError
-
-    async def limits(self) -> None:
-        raise NotImplementedError
 
 
 def disk(*revisions: str) -> Disk:

@@ -8,31 +8,19 @@ from dataclasses import dataclass, field
 import pytest
 
 from sidecar.loops.stale_cache import LOOKS, PAUSE, QUIET_SECONDS, can_drop, drop_blocks
-from sidecar.model import EngineView
 from sidecar.ports import EngineUnavailable
+from tests.loops.engine import UnaskedEngine
 from tests.sim.loop import run
 
 
 @dataclass
-class Engine:
+class Engine(UnaskedEngine):
     """Requests of "a" end at `until`; `resets` notes when the cache was dropped."""
 
     until: float = 0.0
     tells: bool = True
     resettable: bool = True
     resets: list[float] = field(default_factory=list)
-
-    async def look(self) -> EngineView:
-        raise NotImplementedError
-
-    async def load(self, name: str, path: str) -> None:
-        raise NotImplementedError
-
-    async def unload(self, name: str) -> None:
-        raise NotImplementedError
-
-    async def limits(self) -> None:
-        raise NotImplementedError
 
     async def in_flight(self) -> frozenset[str] | None:
         if not self.tells:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,30 +13,41 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.ports import free_port
+
 REPOSITORY = Path(__file__).parents[2]
 Row = dict[str, Any]
 
 
 class Agent:
     """`lora-sidecar run --backend standalone`. `folder` holds its manifests, its adapters directory and its log.
+    `hasty`: times that its flags don't give (see tests.vllm.hasty).
 
     A manifest of another base model is always there: a folder that is suddenly empty is taken for a mistake.
     """
 
     def __init__(
-        self, folder: Path, engine_url: str, *flags: str, name: str = "w1", env: dict[str, str] | None = None
+        self,
+        folder: Path,
+        engine_url: str,
+        *flags: str,
+        name: str = "w1",
+        env: dict[str, str] | None = None,
+        hasty: dict[str, float] | None = None,
     ) -> None:
         self.folder, self.name, self.engine_url = folder, name, engine_url
         self.manifests, self.adapters_dir, self.log = folder / "manifests", folder / "adapters", folder / "log"
         self.manifests.mkdir(parents=True, exist_ok=True)
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.command = [sys.executable, "-m", "sidecar", "run", "--backend", "standalone", "--name", name]
+        module = "tests.vllm.hasty" if hasty else "sidecar"
+        self.command = [sys.executable, "-m", module, "run", "--backend", "standalone", "--name", name]
         self.command += ["--manifests", str(self.manifests), "--adapters-dir", str(self.adapters_dir)]
         self.command += ["--listen", f"127.0.0.1:{self.port}", "--engine-url", engine_url, *flags]
         self.env = {key: value for key, value in os.environ.items() if not key.startswith("LORA_SIDECAR_")} | (
             env or {}
         )
+        self.env |= {"HASTY": json.dumps(hasty)} if hasty else {}
         self._process: subprocess.Popen[bytes] | None = None
         self.apply("elsewhere", "file:///nowhere", baseModel="another-model")
 
@@ -123,9 +133,3 @@ class Agent:
                 rows = json.dumps(self.rows(), indent=1)
                 raise AssertionError(f"not within {seconds} s: {what}\n{rows}\n{self.log.read_text()[-5000:]}")
             time.sleep(0.05)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

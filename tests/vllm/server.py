@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+from tests.ports import free_port
 
 START_SECONDS = 180
 STOP_SECONDS = 20
@@ -32,7 +33,7 @@ class VllmServer:
         env: dict[str, str] | None = None,
     ) -> None:
         self.log = log
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         command = [str(Path(python).parent / "vllm"), "serve", str(model), "--host", "127.0.0.1"]
         command += ["--port", str(self.port), "--served-model-name", "tiny", "alias"]
@@ -155,9 +156,3 @@ def _group(leader: int) -> list[int]:
             if int(fields[2]) == leader and fields[0] != "Z":
                 found.append(int(entry.name))
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

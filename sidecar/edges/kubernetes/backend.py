@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping
-from typing import TypeVar
 
 import msgspec
 import structlog
@@ -23,6 +22,7 @@ from sidecar.edges.kubernetes.pod import OwnPod, PodWatch, own_pod
 from sidecar.edges.kubernetes.trouble import problem
 from sidecar.edges.kubernetes.watch import Pace, Sink, Watch
 from sidecar.edges.problems import log_changes
+from sidecar.edges.remembered import remembered
 from sidecar.edges.seeds import join_address
 from sidecar.model import Adapter, Frozen, Member, Problem
 from sidecar.ports import BackendView, Clock, EdgeError, Report, StatusSeen, Store
@@ -37,8 +37,6 @@ SAVE_AFTER = 1.0
 SAVE_AGAIN = 30.0
 # Somebody waits for this look, who can do without.
 POD_NOW = 3.0
-
-S = TypeVar("S")
 
 
 class Place(Frozen, frozen=True, kw_only=True):
@@ -88,7 +86,7 @@ class KubernetesBackend:
             path=f"/apis/{GROUP}/namespaces/{place.namespace}/adapters",
             allow_http=allow_http,
             grace=crd_grace,
-            saved=self._read(STATE_ADAPTERS, tuple[Adapter, ...]),
+            saved=remembered(self._state, STATE_ADAPTERS, tuple[Adapter, ...]),
             clock=clock,
             changed=self._changed,
             trouble=lambda error: problem("adapters", error, me, place.namespace, crd=True),
@@ -97,7 +95,7 @@ class KubernetesBackend:
             uid=me.uid,
             service=place.service,
             port=place.port,
-            saved=self._read(STATE_MEMBERS, tuple[Member, ...]),
+            saved=remembered(self._state, STATE_MEMBERS, tuple[Member, ...]),
             changed=self._changed,
             trouble=lambda error: problem(f"endpointslices of {place.service}", error, me, me.namespace),
         )
@@ -197,14 +195,6 @@ class KubernetesBackend:
         self._notify()
 
     # Remembering
-
-    def _read(self, name: str, kind: type[S]) -> S | None:
-        try:
-            data = self._state.read(name)
-            return msgspec.json.decode(data, type=kind) if data else None
-        except (EdgeError, msgspec.MsgspecError) as error:
-            log.warning("state_unreadable", name=name, error=str(error))
-            return None
 
     async def _save_for_ever(self) -> None:
         while True:
