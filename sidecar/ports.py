@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from sidecar.core.dialect_vllm import Limits
+from sidecar.core.metrics_vllm import Traffic
 from sidecar.core.status import AdapterStatus, Happening, Transition
 from sidecar.model import (
     Adapter,
@@ -208,7 +209,10 @@ class Engine(Protocol):
         """max_loras, max_cpu_loras and max_lora_rank, if the engine tells them."""
 
     async def in_flight(self) -> frozenset[str] | None:
-        """Names with a running or waiting request, as far as the metrics tell; None when they don't."""
+        """Names with requests that have produced a token, as far as the metrics tell; None when they don't."""
+
+    async def traffic(self, name: str) -> Traffic:
+        """Whether requests of `name`, which isn't loaded, are in flight: waiting ones too. Takes as long as one token."""
 
 
 Progress = Callable[[int, int], None]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from enum import StrEnum
 
 from sidecar.model import Frozen
 
 LORA_INFO = "vllm:lora_requests_info"
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
+WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
 PROMPT_TOKENS = "vllm:prompt_tokens_total"
 START_TIME = "process_start_time_seconds"
 _WANTED = (LORA_INFO, RUNNING, WAITING, PROMPT_TOKENS, START_TIME)
@@ -22,6 +24,8 @@ class Metrics(Frozen, frozen=True):
     `requests`: running and waiting requests of all engines together, None if unknown. `engines`: how many report them.
     `busy`: the label values that list adapters with a request running or waiting, as vLLM wrote them (names joined by
     commas), from the newest series; None before the first request. `prompt_tokens`: prefilled since the start.
+    `waiting`: requests that don't run yet. `deferred`: those among them that others may overtake, since their adapter
+    has no slot; None where vLLM doesn't tell (before 0.19).
     """
 
     process: str | None = None
@@ -29,12 +33,23 @@ class Metrics(Frozen, frozen=True):
     engines: int = 0
     busy: tuple[str, ...] | None = None
     prompt_tokens: float | None = None
+    waiting: float | None = None
+    deferred: float | None = None
+
+
+class Traffic(StrEnum):
+    """Whether requests of a name are in flight: for certain none, some, perhaps some, or the metrics don't tell."""
+
+    NONE = "none"
+    SOME = "some"
+    PERHAPS = "perhaps"
+    UNKNOWN = "unknown"
 
 
 def parse_metrics(text: str) -> Metrics:
     """Read the text format of /metrics. Lines that can't be understood are passed over; never raises."""
     process: str | None = None
-    counts: dict[str, dict[str, float]] = {RUNNING: {}, WAITING: {}, PROMPT_TOKENS: {}}
+    counts: dict[str, dict[str, float]] = {RUNNING: {}, WAITING: {}, PROMPT_TOKENS: {}, WAITING_BY_REASON: {}}
     newest = -math.inf
     busy: tuple[str, ...] | None = None
     for line in text.splitlines():
@@ -46,7 +61,7 @@ def parse_metrics(text: str) -> Metrics:
         name, labels, value = sample
         if name == START_TIME and process is None and value > 0:
             process = repr(value)
-        elif name in counts:
+        elif name in counts and labels.get("reason", "deferred") == "deferred":
             engine = labels.get("engine", "")
             counts[name][engine] = counts[name].get(engine, 0.0) + value
         elif name == LORA_INFO and value >= newest:
@@ -54,9 +69,9 @@ def parse_metrics(text: str) -> Metrics:
             # Two series of one instant: both may be the present one.
             busy = names if value > newest or busy is None else busy + names
             newest = value
-    running, waiting, tokens = (_total(counts[key]) for key in (RUNNING, WAITING, PROMPT_TOKENS))
+    running, waiting, tokens, deferred = (_total(values) for values in counts.values())
     requests = running + waiting if running is not None and waiting is not None else None
-    return Metrics(process, requests, len(counts[RUNNING]), busy, tokens)
+    return Metrics(process, requests, len(counts[RUNNING]), busy, tokens, waiting, deferred)
 
 
 def _total(values: dict[str, float]) -> float | None:
@@ -79,6 +94,28 @@ def busy_names(metrics: Metrics, served: frozenset[str]) -> frozenset[str] | Non
     names = {part for value in metrics.busy for part in value.split(",") if part}
     names |= {name for name in served if "," in name and any(name in value for value in metrics.busy)}
     return frozenset(names)
+
+
+def traffic(metrics: Metrics | None, name: str, overtaken: bool | None) -> Traffic:
+    """What `metrics` tell about requests of `name`, to which none is added any more.
+
+    `overtaken`: a request that came after all of them has been answered since. Then only those can still wait that
+    vLLM lets others overtake. False: it has not been; None: there is no such request.
+    """
+    busy = busy_names(metrics, frozenset({name})) if metrics is not None else None
+    if metrics is None or busy is None:
+        return Traffic.UNKNOWN
+    if name in busy:
+        return Traffic.SOME
+    waiting = metrics.deferred if overtaken and metrics.deferred is not None else metrics.waiting
+    return Traffic.PERHAPS if waiting or overtaken is False else Traffic.NONE
+
+
+def idle_between(before: Metrics | None, after: Metrics | None) -> bool:
+    """Whether the engine held no request from one reading to the next."""
+    if before is None or after is None or before.prompt_tokens is None:
+        return False
+    return before.requests == after.requests == 0 and before.prompt_tokens == after.prompt_tokens
 
 
 _SAMPLE = re.compile(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -31,8 +32,9 @@ from sidecar.core.dialect_vllm import (
     read_load,
     read_unload,
 )
-from sidecar.core.metrics_vllm import Metrics, busy_names, parse_metrics
+from sidecar.core.metrics_vllm import Metrics, Traffic, busy_names, idle_between, parse_metrics, traffic
 from sidecar.edges.engine_key import EngineKey
+from sidecar.edges.engine_url import base_url
 from sidecar.edges.former import FormerHolders
 from sidecar.edges.turns import Turns
 from sidecar.model import EngineView
@@ -62,6 +64,8 @@ IDENTIFY_TIMEOUT = 1.0
 IDENTIFY_INTERVAL = 10.0
 CONNECT_TIMEOUT = 2.0
 RESET_TIMEOUT = 10.0
+# One token of the base model, behind whatever waits.
+OVERTAKE_TIMEOUT = 10.0
 # One load after the other: each is quicker then, and it is plain which one kills the engine. But one that hangs must
 # not keep the others out until its timeout.
 LOADS_ALONE = 5.0
@@ -91,7 +95,7 @@ class VllmEngine:
         self._process: str | None = None
         self._version = ""
         self._identified = 0.0
-        self._former = FormerHolders(self.in_flight)
+        self._former = FormerHolders(self._traffic)
         # Set while the present process is in doubt: at first, and after a look that failed.
         self._doubt = True
 
@@ -184,7 +188,7 @@ class VllmEngine:
             if status in (404, 405):
                 return False
             said = _success(body) if status == 200 else False
-            if said or (said is None and _idle(before, await self._metrics(IDENTIFY_TIMEOUT))):
+            if said or (said is None and idle_between(before, await self._metrics(IDENTIFY_TIMEOUT))):
                 return True
         text = clean(body.decode("utf-8", "replace"), 100)
         raise EngineUnavailable(
@@ -197,8 +201,34 @@ class VllmEngine:
         except TimeoutError:
             raise EngineTimeout(f"{self._url}: no answer to POST /reset_prefix_cache in {RESET_TIMEOUT:g} s") from None
 
+    async def traffic(self, name: str) -> Traffic:
+        """Whether requests of `name`, which isn't loaded, are in flight.
+
+        The metrics follow the engine's steps, of which one may take seconds, and name no request before its first
+        token. So the engine is asked for a token of its base model before: requests have their turns in the order in
+        which they came, except that one whose adapter has no slot lets others pass.
+        """
+        return await self._traffic(name, True)
+
+    async def _traffic(self, name: str, surely: bool) -> Traffic:
+        overtaken = await self._overtake() if surely else None
+        return traffic(await self._metrics(IDENTIFY_TIMEOUT), name, overtaken)
+
+    async def _overtake(self) -> bool | None:
+        """True when one token has been generated, False if it takes too long, None if the engine generates none."""
+        if self._listed is None or not self._listed.base_models:
+            return None
+        document = {"model": self._listed.base_models[0].id, "prompt": [1], "max_tokens": 1, "temperature": 0}
+        try:
+            status, _ = await self._call("POST", "/v1/completions", OVERTAKE_TIMEOUT, MAX_ANSWER, document)
+        except TimeoutError:
+            return False
+        except (EngineUnavailable, EngineRefused):
+            return None
+        return True if status == 200 else None
+
     async def in_flight(self) -> frozenset[str] | None:
-        """Names with a running or waiting request, as far as the metrics tell; None when they don't."""
+        """Names with requests that have produced a token, as far as the metrics tell; None when they don't."""
         metrics = await self._metrics(IDENTIFY_TIMEOUT)
         served = frozenset(self._listed.adapters) if self._listed is not None else frozenset()
         return busy_names(metrics, served | self._former.names) if metrics is not None else None
@@ -279,7 +309,7 @@ class VllmEngine:
             raise
 
     async def _call(
-        self, method: str, path: str, timeout: float, limit: int, document: dict[str, str] | None = None
+        self, method: str, path: str, timeout: float, limit: int, document: Mapping[str, object] | None = None
     ) -> tuple[int, bytes]:
         """One request. Raises TimeoutError, EngineUnavailable, EngineDisconnected, EngineRefused (bad key file)."""
         headers = {"Connection": "close", "Accept-Encoding": "identity", **self._key.header()}
@@ -361,25 +391,6 @@ class VllmEngine:
                 return EngineRefused(f"{doing}: {message}", REASON_REFUSED)
 
 
-def base_url(url: str) -> str:
-    """`--engine-url` without a trailing slash and without the `/v1` that OpenAI clients are given.
-
-    Raises ValueError if it isn't an http(s) URL of a host, or holds credentials.
-    """
-    try:
-        parts = URL(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.host) and parts.port is not None
-    except ValueError:
-        usable = False
-    if not usable:
-        raise ValueError(f"--engine-url {url!r}: write http://HOST:PORT")
-    if parts.user is not None or parts.password is not None:
-        raise ValueError(
-            "--engine-url must hold no credentials: put vLLM's API key into a file for --engine-api-key-file"
-        )
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
-
-
 def _success(body: bytes) -> bool | None:
     """What `{"success": bool}` says; None for any other body."""
     try:
@@ -388,10 +399,3 @@ def _success(body: bytes) -> bool | None:
         return None
     said = document.get("success") if isinstance(document, dict) else None
     return said if isinstance(said, bool) else None
-
-
-def _idle(before: Metrics | None, after: Metrics | None) -> bool:
-    """Whether the engine held no request from one reading to the next."""
-    if before is None or after is None or before.prompt_tokens is None:
-        return False
-    return before.requests == after.requests == 0 and before.prompt_tokens == after.prompt_tokens

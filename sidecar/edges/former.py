@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from sidecar.core.metrics_vllm import Traffic
 from sidecar.ports import EngineUnavailable
 
 PAUSE = 0.25
@@ -18,16 +19,22 @@ PAUSE = 0.25
 TIMEOUT = 120.0
 # How long to wait where the metrics don't tell: most requests have ended then.
 UNKNOWN_TIMEOUT = 10.0
+# How long to wait while some request waits for a slot, and whose it is can't be told: that would be for ever on an
+# engine that always has more adapters in use than slots. Few requests wait so long.
+PERHAPS_TIMEOUT = 30.0
 MAX_NAMES = 20_000
 
-InFlight = Callable[[], Awaitable[frozenset[str] | None]]
+PATIENCE = {Traffic.UNKNOWN: UNKNOWN_TIMEOUT, Traffic.PERHAPS: PERHAPS_TIMEOUT}
+
+AskTraffic = Callable[[str, bool], Awaitable[Traffic]]
 
 
 class FormerHolders:
     """Names that were given up in the present engine process."""
 
-    def __init__(self, in_flight: InFlight) -> None:
-        self._in_flight = in_flight
+    def __init__(self, traffic: AskTraffic) -> None:
+        """`traffic` tells about requests of a name; with True it makes sure that none is on its way unseen."""
+        self._traffic = traffic
         self._names: set[str] = set()
 
     @property
@@ -48,24 +55,24 @@ class FormerHolders:
         """Wait until no request of `name`, which isn't loaded, is in flight. Raises EngineUnavailable if some stay.
 
         A name that isn't known to have been given up may have been by an earlier agent: one look then. Else two, since
-        the metrics follow the engine's steps, and a request may be on its way to them.
+        a request may still be on its way from the API server to the engine.
         """
         time = asyncio.get_running_loop().time
         began = time()
         known = name in self._names
         quiet = 0
         while quiet < (2 if known else 1):
-            busy = await self._in_flight()
+            found = await self._traffic(name, known)
             waited = time() - began
-            if busy is None and (not known or waited >= UNKNOWN_TIMEOUT):
+            quiet = quiet + 1 if found is Traffic.NONE else 0
+            known = known or found is Traffic.SOME
+            if found in PATIENCE and (not known or waited >= PATIENCE[found]):
                 break
-            quiet = quiet + 1 if busy is not None and name not in busy else 0
             if waited >= TIMEOUT:
                 raise EngineUnavailable(
                     f"not sent: requests to the former {name!r} still run after {TIMEOUT:g} s, and vLLM dies of two "
                     "adapters with one name"
                 )
-            known = known or not quiet
-            if quiet < 2 and known:
+            if known and quiet < 2:
                 await asyncio.sleep(PAUSE)
         self._names.discard(name)

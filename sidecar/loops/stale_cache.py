@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 
+from sidecar.core.metrics_vllm import Traffic
 from sidecar.ports import Engine, EngineUnavailable
 
 # How long a name may be out of service until the requests on its old weights have ended.
 QUIET_SECONDS = 30.0
-# The metrics follow the engine's steps: a request that has just arrived is not in them yet, so one look is not enough.
+# A request may still be on its way from the API server to the engine, so one look is not enough.
 PAUSE = 0.5
 LOOKS = 2
 
@@ -32,11 +33,14 @@ async def drop_blocks(engine: Engine, name: str) -> bool:
 
     False if this engine has no way to. Raises EngineUnavailable if the requests don't end, EngineTimeout.
     """
+    time = asyncio.get_running_loop().time
+    until = time() + QUIET_SECONDS
     quiet = 0
-    for _ in range(int(QUIET_SECONDS / PAUSE)):
-        busy = await engine.in_flight()
-        quiet = quiet + 1 if busy is not None and name not in busy else 0
+    while time() < until:
+        quiet = quiet + 1 if await engine.traffic(name) is Traffic.NONE else 0
         if quiet == LOOKS:
             return await engine.reset_prefix_cache()
         await asyncio.sleep(PAUSE)
-    raise EngineUnavailable(f"the prefix cache is not reset: requests of {name!r} still run after {QUIET_SECONDS:g} s")
+    raise EngineUnavailable(
+        f"the prefix cache is not reset: requests of {name!r} still run, or may wait, after {QUIET_SECONDS:g} s"
+    )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.metrics_vllm import Metrics, busy_names, parse_metrics
+from sidecar.core.metrics_vllm import Metrics, Traffic, busy_names, parse_metrics, traffic
 
 BEFORE_ANY_REQUEST = """\
 # HELP process_start_time_seconds Start time of the process since unix epoch in seconds.
@@ -35,7 +35,7 @@ def under_load(*series: tuple[str, str, float], running: float = 1, waiting: flo
 
 def test_an_idle_engine() -> None:
     metrics = parse_metrics(BEFORE_ANY_REQUEST)
-    assert metrics == Metrics("1796128678.82", 0.0, 1, None, 0.0)
+    assert metrics == Metrics("1796128678.82", 0.0, 1, None, 0.0, 0.0)
     assert busy_names(metrics, frozenset({"a"})) == frozenset()
 
 
@@ -95,3 +95,34 @@ LINES = st.builds(
 @given(st.text(max_size=300) | st.lists(LINES, max_size=8).map("\n".join))
 def test_no_text_raises(text: str) -> None:
     busy_names(parse_metrics(text), frozenset({"a,b"}))
+
+
+@pytest.mark.parametrize(
+    ("overtaken", "waiting", "deferred", "expected"),
+    [
+        # Until a request that came later has been answered, whatever waits may be one of the name's.
+        (None, 0, 0, Traffic.NONE),
+        (None, 1, 0, Traffic.PERHAPS),
+        (False, 0, 0, Traffic.PERHAPS),
+        # Then only what waits for a slot of adapters, as far as vLLM counts that.
+        (True, 1, 0, Traffic.NONE),
+        (True, 1, 1, Traffic.PERHAPS),
+        (True, 1, None, Traffic.PERHAPS),
+        (True, 0, None, Traffic.NONE),
+    ],
+)
+def test_requests_that_no_label_names(
+    overtaken: bool | None, waiting: int, deferred: int | None, expected: Traffic
+) -> None:
+    text = under_load(("b", "b", 3.0), waiting=waiting)
+    if deferred is not None:
+        for reason, count in (("capacity", 5), ("deferred", deferred)):
+            text += f'\nvllm:num_requests_waiting_by_reason{{engine="0",model_name="tiny",reason="{reason}"}} {count}'
+    metrics = parse_metrics(text)
+    assert traffic(metrics, "a", overtaken) is expected
+    assert traffic(metrics, "b", overtaken) is Traffic.SOME
+
+
+def test_where_the_metrics_tell_nothing() -> None:
+    assert traffic(None, "a", True) is Traffic.UNKNOWN
+    assert traffic(parse_metrics(under_load(("a", "a", 3.0), engines=2)), "b", True) is Traffic.UNKNOWN

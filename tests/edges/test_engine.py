@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 
 from sidecar.core.dialect_vllm import Limits
-from sidecar.edges.engine import VllmEngine, base_url
+from sidecar.edges.engine import VllmEngine
+from sidecar.edges.engine_url import base_url
 from sidecar.edges.sample_adapter import write_adapter
 from sidecar.edges.stub_engine import StubEngine, StubOptions
 from sidecar.model import BaseModel

@@ -10,7 +10,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from sidecar.edges.engine import MAX_ANSWER, VllmEngine, base_url
+from sidecar.edges.engine import MAX_ANSWER, VllmEngine
+from sidecar.edges.engine_url import base_url
 from sidecar.ports import EngineDisconnected, EngineRefused, EngineTimeout, EngineUnavailable
 from sidecar.settings import Settings
 from tests.edges.scripted import Scripted, raw, scripted

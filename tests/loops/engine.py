@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sidecar.core.metrics_vllm import Traffic
 from sidecar.model import EngineView
 
 
@@ -24,4 +25,7 @@ class UnaskedEngine:
         raise NotImplementedError
 
     async def limits(self) -> None:
+        raise NotImplementedError
+
+    async def traffic(self, name: str) -> Traffic:
         raise NotImplementedError

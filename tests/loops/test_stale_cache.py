@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from sidecar.core.metrics_vllm import Traffic
 from sidecar.loops.stale_cache import LOOKS, PAUSE, QUIET_SECONDS, can_drop, drop_blocks
 from sidecar.ports import EngineUnavailable
 from tests.loops.engine import UnaskedEngine
@@ -15,17 +16,21 @@ from tests.sim.loop import run
 
 @dataclass
 class Engine(UnaskedEngine):
-    """Requests of "a" end at `until`; `resets` notes when the cache was dropped."""
+    """Requests of "a" end at `until`, and show until then as `leaves`; `resets` notes when the cache was dropped."""
 
     until: float = 0.0
+    leaves: Traffic = Traffic.SOME
     tells: bool = True
     resettable: bool = True
     resets: list[float] = field(default_factory=list)
 
     async def in_flight(self) -> frozenset[str] | None:
+        return frozenset() if self.tells else None
+
+    async def traffic(self, name: str) -> Traffic:
         if not self.tells:
-            return None
-        return frozenset({"a", "b"} if asyncio.get_running_loop().time() < self.until else {"b"})
+            return Traffic.UNKNOWN
+        return self.leaves if name == "a" and asyncio.get_running_loop().time() < self.until else Traffic.NONE
 
     async def reset_prefix_cache(self) -> bool:
         self.resets.append(asyncio.get_running_loop().time())
@@ -44,9 +49,9 @@ def test_requests_of_other_names_do_not_matter() -> None:
     assert len(engine.resets) == 1
 
 
-@pytest.mark.parametrize("engine", [Engine(until=1e9), Engine(tells=False)])
+@pytest.mark.parametrize("engine", [Engine(until=1e9), Engine(until=1e9, leaves=Traffic.PERHAPS), Engine(tells=False)])
 def test_without_quiet_nothing_is_dropped(engine: Engine) -> None:
-    with pytest.raises(EngineUnavailable, match=f"requests of 'a' still run after {QUIET_SECONDS:g} s"):
+    with pytest.raises(EngineUnavailable, match=f"requests of 'a' still run, or may wait, after {QUIET_SECONDS:g} s"):
         run(drop_blocks(engine, "a"))
     assert engine.resets == []
 

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from sidecar.core.metrics_vllm import Traffic
 from sidecar.model import Adapter, BaseModel, EngineView, Listing, Member, Record, RemoteFile, Steering
 from sidecar.ports import (
     AdapterRejected,
@@ -154,6 +155,9 @@ class SimEngine:
     async def in_flight(self) -> frozenset[str] | None:
         return frozenset() if self.up else None
 
+    async def traffic(self, name: str) -> Traffic:
+        return Traffic.NONE if self.up else Traffic.UNKNOWN
+
 
 @dataclass
 class Origin:
@@ -162,6 +166,8 @@ class Origin:
     contents: dict[str, str] = field(default_factory=dict)
     bad: set[str] = field(default_factory=set)
     out: bool = False
+    # A download takes so many seconds, at least and at most.
+    pace: tuple[float, float] = (0.05, 3.0)
     # How often it was asked for anything.
     reads: int = 0
 
@@ -186,7 +192,7 @@ class SimFetcher:
 
     async def fetch(self, adapter: Adapter, listing: Listing, revision: str | None, progress: Progress) -> Fetched:
         wanted = listing.files[0].etag
-        await asyncio.sleep(self._rng.uniform(0.05, 3.0))
+        await asyncio.sleep(self._rng.uniform(*self._origin.pace))
         if revision is not None and revision in self._disk.published:
             return Fetched(revision=revision, path=self._disk.published[revision], listing=listing)
         if await self._content(adapter) != wanted:
