@@ -54,6 +54,7 @@ class Keeper:
                 *memory.previous.values(),
                 *(d.revision for d in world.decisions.values()),
                 *(a.revision for a in memory.attempts),
-                *(past.revision for past in memory.history if past.name in self._in_flight),
+                # Requests of a name that is loaded are on what it has now: that was loaded when earlier ones had ended.
+                *(p.revision for p in memory.history if p.name in self._in_flight and p.name not in world.owned),
             )
         )

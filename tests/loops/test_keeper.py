@@ -68,6 +68,13 @@ async def test_files_stay_while_a_request_may_read_them(busy: str, kept: set[str
     assert set(store.revisions()) == kept
 
 
+async def test_a_name_that_is_always_in_use_does_not_keep_all_that_it_ever_was() -> None:
+    store = disk(R1, R2, R3)
+    memory = Memory(history=[LoadedOnce("p1", "a", R1), LoadedOnce("p1", "a", R2)])
+    await Keeper(store, Engine("a"), memory).tidy(seen(owned={"a": R2}))
+    assert set(store.revisions()) == {R2}
+
+
 async def test_metrics_that_do_not_tell_hold_nothing_back() -> None:
     engine = Engine()
     engine.busy = None
