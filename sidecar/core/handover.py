@@ -48,9 +48,14 @@ def is_deletion(world: World, adapter: Adapter) -> bool:
 def may_drop(world: World, adapter: Adapter, since: float) -> bool:
     """Whether this worker, no target of `adapter` since `since`, may start to let its copy go.
 
-    The last copy that is known never goes; while anything is unknown nothing goes.
+    The last copy that is known never goes; while anything is unknown nothing goes. When this worker's pod ends and
+    there is nobody to hand over to, waiting helps nobody: it goes after the time that a replacement needs to be listed.
     """
-    if not world.adapters_fresh or not world.members_fresh or world.isolated or not world.settled:
+    if not world.adapters_fresh or not world.members_fresh or not world.settled:
+        return False
+    if adapter.key in world.heirless:
+        return is_deletion(world, adapter) or world.now >= patience_ends(world, adapter.key, since)
+    if world.isolated:
         return False
     if is_deletion(world, adapter):
         return True
@@ -62,6 +67,13 @@ def may_drop(world: World, adapter: Adapter, since: float) -> bool:
     return _targets_hold(world, adapter, assignment, since)
 
 
+def patience_ends(world: World, key: str, since: float) -> float:
+    """When this worker, no target of `key` since `since`, waits no longer for others to take it over."""
+    if key in world.heirless:
+        return world.heirless[key] + world.rules.heir_seconds
+    return since + world.rules.handover_patience
+
+
 def _targets_hold(world: World, adapter: Adapter, assignment: Assignment, since: float) -> bool:
     fresh = world.now - world.rules.witness_age
     decision = world.decisions.get(adapter.key)
@@ -71,7 +83,7 @@ def _targets_hold(world: World, adapter: Adapter, assignment: Assignment, since:
     missing = [t for t in assignment.targets if t not in holding and not _avoids(world, adapter.key, t)]
     if holding and not missing:
         return True
-    if world.now - since < world.rules.handover_patience:
+    if world.now < patience_ends(world, adapter.key, since):
         return False
     # Of several that hold on for targets that never report, the first by name stays: each must not count on the other.
     return any(

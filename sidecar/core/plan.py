@@ -211,7 +211,7 @@ def _not_target(draft: Draft, adapter: Adapter) -> None:
         return
     if not handover.may_drop(world, adapter, since):
         draft.loaded(adapter, have)
-        draft.wake(since + world.rules.handover_patience)
+        draft.wake(handover.patience_ends(world, key, since))
         return
     deletion = handover.is_deletion(world, adapter)
     wait = adapter.drain_seconds if deletion else max(adapter.drain_seconds, world.rules.look_again_seconds)

@@ -52,6 +52,10 @@ class Roster:
             msgspec.structs.replace(w, up=p.alive and (w.up or not p.head.engine_seen))
             for w, p in zip(self.workers, (me, *self.peers.values()), strict=True)
         ]
+        # Others that are listed and not ending; `strangers` among them have not said yet who they are.
+        self.heirs = [w for w in self.workers[1:] if not w.terminating]
+        silent = {m.name for m in by_name.values() if not m.terminating} - self.peers.keys() - {me.head.name}
+        self.strangers = bool(silent) if self.by_uid else unheard > 0
         others = sum(1 for m in members if m.uid and m.name != me.head.name) if self.by_uid else len(self.peers)
         self.listed = 1 + others
         self.reached = 1 + sum(1 for p in self.peers.values() if p.alive)
@@ -73,6 +77,23 @@ def unmatched(adapters: Iterable[Adapter], assignments: Mapping[str, Assignment]
         if a.key in assignments
         and not assignments[a.key].members
         and not any(a.base_model in w.base_models and matches(a.selector, w.labels) for w in roster.workers)
+    )
+
+
+def heirless(adapters: Iterable[Adapter], roster: Roster) -> frozenset[str]:
+    """Keys of adapters that no other worker could ever take over: all others are ending too, or there are none, or
+    they serve another base model or have other labels.
+
+    Who is cordoned, down, dead or still starting may come (back), so it counts as one that could.
+    """
+    if roster.strangers:
+        return frozenset()
+    return frozenset(
+        a.key
+        for a in adapters
+        if not any(
+            (a.base_model in w.base_models or not w.base_models) and matches(a.selector, w.labels) for w in roster.heirs
+        )
     )
 
 

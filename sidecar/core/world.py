@@ -27,6 +27,8 @@ class Rules(Frozen, frozen=True, kw_only=True):
     look_again_seconds: float = 3.0
     handover_patience: float = 600.0
     witness_age: float = 10.0
+    # A replacement is listed as soon as it has an address, mostly 2 to 5 s after it was created.
+    heir_seconds: float = 10.0
     small_content: int = 16 * 1024 * 1024
     # Files come from other workers too, also while those still download them.
     peer_bytes: bool = False
@@ -70,6 +72,8 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     busy_fetches: Mapping[str, tuple[int, int]]
     memory: Memory
     rules: Rules
+    # While this worker's pod ends: keys that nobody else in the list could ever hold, and since when that is so.
+    heirless: Mapping[str, float] = {}
 
 
 class Fetch(Frozen, frozen=True, kw_only=True):

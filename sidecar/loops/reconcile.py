@@ -69,6 +69,7 @@ class Reconciler:
         self._settle_until = clock() + settle_seconds
         self._changed = asyncio.Event()
         self._index: dict[str, tuple[Record, Peer]] = {}
+        self._heirless: dict[str, float] = {}
         self._placer = Placer()
         self.lists = AdapterLists()
         self._base_models: tuple[str, ...] = (base_model,) if base_model else ()
@@ -174,6 +175,8 @@ class Reconciler:
         if rival is None and not self.watch.seen:
             prefetch = await self._placer.hoped(catalog.active, roster.hoped, me.head.name)
         decisions = self._decisions(catalog, roster.peers)
+        alone = sight.heirless(catalog.active, roster) if view.steering.terminating and view.members_fresh else ()
+        self._heirless = {key: self._heirless.get(key, now) for key in alone}
         pool = {n: p for n, (r, _) in self._index.items() if (p := r.suspicions)}
         pool[self.head.name] = tuple(self.memory.suspicions)
         return World(
@@ -204,6 +207,7 @@ class Reconciler:
             busy_fetches=dict(self.executor.fetching),
             memory=self.memory,
             rules=self._rules,
+            heirless=self._heirless,
         )
 
     def _learn_base_models(self, engine: EngineView | None) -> None:

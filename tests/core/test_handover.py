@@ -6,12 +6,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sidecar.core.handover import has_wanted, is_deletion, loaded_elsewhere, may_drop, witnesses
+from sidecar.core.handover import has_wanted, is_deletion, loaded_elsewhere, may_drop, patience_ends, witnesses
+from sidecar.core.plan import plan
 from sidecar.core.world import World
 from sidecar.model import Distribution, State
 
-from .worlds import NOW, R1, R2, adapter, entry, fixed, peer, world
+from .worlds import NOW, R1, R2, adapter, drained, entry, fixed, peer, world
 
 A = adapter("a", distribution=fixed(2))
 ONE = peer("worker-1", entry(A))
@@ -137,6 +140,64 @@ def test_a_selector_that_fits_no_worker_is_a_deletion() -> None:
     seen = world(A, targets={"a": []}, unmatched=frozenset({A.key}))
     assert is_deletion(seen, A)
     assert may_drop(seen, A, NOW)
+
+
+# -- nobody to hand over to
+
+
+def alone(seconds: float, **fields: Any) -> World:
+    """This worker's pod ends, and for so long nobody could take over."""
+    gone: dict[str, Any] = {"targets": {"a": ()}, "terminating": True, "heirless": {A.key: NOW - seconds}}
+    return moved(**(gone | fields))
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.0, False), (9.9, False), (10.0, True), (600.0, True)])
+def test_the_last_worker_goes_after_the_time_that_a_replacement_needs_to_be_listed(
+    seconds: float, expected: bool
+) -> None:
+    assert may_drop(alone(seconds), A, LATE) is expected
+    # Others that it doesn't reach are ending, or gone: no ground for doubts.
+    assert may_drop(alone(seconds, isolated=True), A, LATE) is expected
+    assert patience_ends(alone(seconds), A.key, LATE) == NOW - seconds + 10.0
+
+
+@pytest.mark.parametrize("unknown", [{"adapters_fresh": False}, {"members_fresh": False}, {"settled": False}])
+def test_whether_there_is_nobody_must_be_known(unknown: dict[str, Any]) -> None:
+    assert not may_drop(alone(600.0, **unknown), A, LATE)
+
+
+def test_an_heir_that_is_listed_in_time_is_waited_for() -> None:
+    assert not may_drop(alone(600.0, heirless={}), A, LATE)
+
+
+def test_the_planner_takes_the_label_away_in_time_and_unloads_nothing() -> None:
+    waiting = plan(alone(4.0))
+    assert waiting.statuses[A.key].routed
+    assert waiting.wake_at == NOW + 6.0
+    going = plan(alone(10.0))
+    assert not going.statuses[A.key].routed
+    assert plan(alone(60.0, **drained())).actions == ()
+
+
+@given(
+    heirless_for=st.none() | st.floats(0, 1000),
+    since=st.floats(0, 1000),
+    fields=st.fixed_dictionaries(
+        {name: st.booleans() for name in ("adapters_fresh", "members_fresh", "isolated", "settled")}
+    ),
+    here=st.lists(st.sampled_from([ONE, TWO, peer("worker-1", entry(A, State.LOADING))]), max_size=2),
+)
+def test_law_the_last_copy_goes_only_where_nobody_is_left_for_long_enough(
+    heirless_for: float | None, since: float, fields: dict[str, bool], here: list[Any]
+) -> None:
+    keys = {} if heirless_for is None else {A.key: NOW - heirless_for}
+    seen = moved("worker-1", peers=here, terminating=True, heirless=keys, **fields)
+    if not may_drop(seen, A, NOW - since):
+        return
+    assert fields["adapters_fresh"]
+    assert fields["members_fresh"]
+    copies = [p for p in here if loaded_elsewhere(seen, A.key, p.head.name, NOW - 10)]
+    assert copies or (heirless_for is not None and heirless_for >= 10.0 - 1e-6)
 
 
 # -- words

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from sidecar.core.placement import place
-from sidecar.core.sight import Roster, base_model_names, known_decisions, split_names, unmatched, worker_of
+from sidecar.core.sight import (
+    Roster,
+    base_model_names,
+    heirless,
+    known_decisions,
+    split_names,
+    unmatched,
+    worker_of,
+)
 from sidecar.core.world import Peer
 from sidecar.model import BaseModel, EngineView, Member, Selector, State
 
@@ -189,3 +197,48 @@ def test_decisions_are_heard_from_everyone() -> None:
     peers = [peer("worker-1", entry(A, State.PENDING, "", decision=theirs)), peer("worker-2")]
     assert known_decisions(A.key, mine, peers) == [mine, theirs]
     assert known_decisions(A.key, None, []) == [None]
+
+
+# -- nobody to hand over to
+
+ENDING = member("worker-2", terminating=True)
+
+
+@pytest.mark.parametrize(
+    ("members", "peers", "expected"),
+    [
+        ([member(ME)], [], True),
+        ([member(ME), ENDING], [peer("worker-2")], True),
+        ([member(ME), ENDING], [], True),
+        # One that says so itself is ending, whatever the list says yet.
+        ([member(ME), member("worker-2")], [peer("worker-2", terminating=True)], True),
+        ([member(ME), member("worker-2")], [peer("worker-2")], False),
+        ([member(ME), ENDING, member("worker-1")], [peer("worker-1"), peer("worker-2")], False),
+        # Listed and not heard yet, or heard while its engine is still starting: a replacement.
+        ([member(ME), member("worker-2")], [], False),
+        ([member(ME), member("worker-2")], [peer("worker-2", up=False, engine_seen=False, base_models=())], False),
+        # A record of the pod that had the name before says nothing about the one that has it now.
+        ([member(ME), member("worker-2", uid="another")], [peer("worker-2", terminating=True)], False),
+        # What may come back: cordoned, out of reach, an engine that is down.
+        ([member(ME), member("worker-2")], [peer("worker-2", cordoned=True)], False),
+        ([member(ME), member("worker-2")], [peer("worker-2", alive=False)], False),
+        ([member(ME), member("worker-2")], [peer("worker-2", up=False)], False),
+        # What will never fit.
+        ([member(ME), member("worker-2")], [peer("worker-2", base_models=("another",))], True),
+    ],
+)
+def test_an_adapter_is_heirless_when_no_other_worker_could_ever_take_it(
+    members: list[Member], peers: list[Peer], expected: bool
+) -> None:
+    assert (A.key in heirless([A], roster(peers, members))) is expected
+
+
+def test_labels_decide_who_could_take_it() -> None:
+    picky = adapter("a", selector=Selector(labels={"gpu": "h100"}))
+    others = [peer("worker-1", labels={"gpu": "a100"})]
+    assert heirless([picky, adapter("b")], roster(others, KUBERNETES[:2])) == {picky.key}
+
+
+def test_standalone_an_address_without_a_record_may_be_an_heir() -> None:
+    assert heirless([A], roster([], [])) == {A.key}
+    assert not heirless([A], roster([], [], unheard=1))
