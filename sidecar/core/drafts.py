@@ -129,11 +129,11 @@ class Draft:
         """It serves, and gets its traffic."""
         self.say(
             adapter.key, State.LOADED, adapter.served_name,
-            revision=revision, message=message or self._why_not_newer(adapter, revision), routed=True,
+            revision=revision, message=message or self._remark(adapter, revision), routed=True,
         )  # fmt: skip
 
-    def _why_not_newer(self, adapter: Adapter, revision: str) -> str:
-        """What keeps newer content than the one that serves from this worker; "" if nothing does."""
+    def _remark(self, adapter: Adapter, revision: str) -> str:
+        """What keeps newer content than the one that serves from this worker, else what is strange about that."""
         memory, decision = self.world.memory, self.world.decisions.get(adapter.key)
         if decision is not None and decision.revision != revision:
             if refused_revision(memory, adapter) == decision.revision:
@@ -144,7 +144,9 @@ class Draft:
         elif revision in self.world.quarantined:
             return QUARANTINED
         looked = trial(memory, adapter)
-        return f"looking for new content failed, this revision goes on serving: {looked.message}" if looked else ""
+        if looked is not None:
+            return f"looking for new content failed, this revision goes on serving: {looked.message}"
+        return memory.doubts.get(revision, "")
 
     def draining(self, adapter: Adapter, revision: str) -> None:
         """It serves still, but no longer gets traffic."""

@@ -138,6 +138,8 @@ class Memory(msgspec.Struct):
     process: str | None = None
     base_models: tuple[str, ...] = ()
     ready_process: str | None = None
+    # By revision: what the check found strange in content that it let pass.
+    doubts: dict[str, str] = {}
     # Volatile from here on.
     drains: dict[str, float] = {}
     leaving: dict[str, float] = {}
@@ -159,6 +161,7 @@ def refused_revision(memory: Memory, adapter: Adapter) -> str:
 
 VOLATILE = ("drains", "leaving", "large", "no_reset")
 MAX_HISTORY = 20_000
+MAX_DOUBTS = 1_000
 
 
 def dump(memory: Memory) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 
 import msgspec
 
@@ -10,7 +10,9 @@ from sidecar.core import poison
 from sidecar.core.decide import better
 from sidecar.core.memory import (
     FOREVER,
+    MAX_DOUBTS,
     MAX_HISTORY,
+    MESSAGE_LIMIT,
     PROVEN_SECONDS,
     Attempt,
     Avoid,
@@ -120,6 +122,15 @@ def fetched(memory: Memory, adapter: Adapter, decision: Decision, now: float) ->
     other = retry.input != f"{adapter.source_id}@{decision.revision}"
     if other or (not retry.rejected and retry.not_before <= now):
         del memory.retries[adapter.key]
+
+
+def doubted(memory: Memory, revision: str, warnings: Sequence[str]) -> None:
+    """What the check found strange is said for as long as the content serves: it may give the base model's answers."""
+    memory.doubts.pop(revision, None)
+    if warnings:
+        memory.doubts[revision] = "; ".join(warnings)[:MESSAGE_LIMIT]
+        for oldest in list(memory.doubts)[:-MAX_DOUBTS]:
+            del memory.doubts[oldest]
 
 
 def adopt(memory: Memory, decision: Decision) -> None:

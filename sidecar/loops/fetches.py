@@ -128,6 +128,7 @@ class Fetches:
             log.info("fetch_ahead_failed", adapter=adapter.key, error=str(error))
         else:
             self._meter.fetched("ok", self._clock() - began)
+            outcome.doubted(self._memory, fetched.revision, fetched.warnings)
             log.info("adapter_fetched_ahead", adapter=adapter.key, revision=fetched.revision)
         self._ahead[action.key] = (action.listing.files, again)
 
@@ -151,6 +152,7 @@ class Fetches:
             self._meter.fetched("ok", self._clock() - began)
             for warning in fetched.warnings:
                 log.warning("adapter_suspicious", adapter=adapter.key, warning=warning)
+            outcome.doubted(self._memory, fetched.revision, fetched.warnings)
             decision = self._decision(action, adapter, listing, fetched.revision)
             outcome.fetched(self._memory, adapter, decision, self._clock())
 

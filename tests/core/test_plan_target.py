@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from sidecar.core import outcome
 from sidecar.core.drafts import wanted_revision
-from sidecar.core.memory import FOREVER, LoadedOnce, Memory, Refused
+from sidecar.core.memory import FOREVER, LoadedOnce, Memory, Refused, dump, restore
 from sidecar.core.plan import plan
 from sidecar.core.world import Fetch, Load
 from sidecar.model import State
@@ -51,6 +52,17 @@ def test_the_served_name_is_what_is_loaded_and_told() -> None:
     made = plan_of(named, wants={"a": R1}, disk=[R1])
     assert loads(made)[0].name == "Team/Model.v1"
     assert made.statuses[named.key].served_name == "Team/Model.v1"
+
+
+def test_what_the_check_found_strange_is_said_while_it_serves() -> None:
+    memory = Memory()
+    outcome.doubted(memory, R1, ["no tensors for ['nothing']", "no prefix"])
+    memory = restore(dump(memory), NOW)
+    made = plan_of(A, wants={"a": R1}, disk=[R1], owned={"a": R1}, memory=memory)
+    told = made.statuses[A.key]
+    assert (told.state, told.routed, told.message) == (State.LOADED, True, "no tensors for ['nothing']; no prefix")
+    outcome.doubted(memory, R1, [])
+    assert plan_of(A, wants={"a": R1}, disk=[R1], owned={"a": R1}, memory=memory).statuses[A.key].message == ""
 
 
 def test_what_is_loaded_with_the_right_root_is_routed_and_left_alone() -> None:
