@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 import structlog
+from msgspec.structs import replace
 
 from sidecar.core.preflight import Limits, Refused, check_files
 from sidecar.core.sources import shown
@@ -28,6 +29,7 @@ from sidecar.model import Adapter, Listing, RemoteFile, StoredFile, revision_of
 from sidecar.ports import (
     AdapterRejected,
     Fetched,
+    OriginChanged,
     OriginError,
     Progress,
     SourceKind,
@@ -47,14 +49,26 @@ class PeerBytes(Protocol):
         """Let other workers read a download below `root`, while the context lasts and, if it ends well, a little on."""
 
     def refuted(self, adapter: Adapter, listing: Listing) -> None:
-        """What has been read was wrong as a whole: those who gave it are not asked for it again."""
+        """What has been read has the wrong hash as a whole: who gave all of it is not asked for it again."""
+
+    async def published(self, adapter: Adapter, listing: Listing) -> Listing | None:
+        """The files of the revision that this listing becomes, if other workers hold it, as a listing of its own; each
+        file's ETag is its hash. None if nobody holds it, or what it will be isn't known."""
 
     async def read(
-        self, adapter: Adapter, listing: Listing, file: RemoteFile, start: int, stop: int, sink: Sink
+        self,
+        adapter: Adapter,
+        listing: Listing,
+        file: RemoteFile,
+        start: int,
+        stop: int,
+        sink: Sink,
+        origin: ReadRange | None,
     ) -> int:
         """Give `sink` as much of [start, stop) as peers deliver in good time, from the start and in order.
 
-        Returns the position reached; the origin gives the rest. Raises nothing but what `sink` raises.
+        When they keep it waiting, a piece is read from `origin` beside them. Returns the position reached; the origin
+        gives the rest. Raises nothing but what `sink` raises.
         """
 
 
@@ -176,17 +190,44 @@ class OriginFetcher:
             await asyncio.wait({previous})  # it was cancelled, and lets go of the same directory
         origin = self._open(adapter)
         if self._peers is not None:
+            unpacked = await self._unpacked(self._peers, job, adapter, listing) if listing.archive else None
+            if unpacked is not None:
+                return unpacked
             try:
                 return await self._bring(
                     key, job, adapter, listing, self._from_peers(self._from_origin(origin), adapter, listing)
                 )
             except Unverified as error:
-                self._peers.refuted(adapter, listing)
-                log.warning("peers_bytes_refused", adapter=adapter.key, reason=str(error.reason))
+                self._refused(self._peers, adapter, listing, error)
         try:
             return await self._bring(key, job, adapter, listing, self._from_origin(origin))
         except Unverified as error:
             raise error.reason from None
+
+    async def _unpacked(self, peers: PeerBytes, job: Job, adapter: Adapter, listing: Listing) -> Fetched | None:
+        """What others have made of an archive, from them; None if they don't give it."""
+        found = await peers.published(adapter, listing)
+        if found is None:
+            return None
+        key = content_key(adapter, found)
+        try:
+            found = self._bounded(adapter, found)
+            self._check_names(adapter, found)
+            fetched = await self._bring(key, job, adapter, found, self._from_peers(None, adapter, found))
+        except Unverified as error:
+            self._refused(peers, adapter, found, error)
+        except (OriginError, AdapterRejected) as error:
+            log.info("not_from_peers", adapter=adapter.key, reason=str(error))
+            await in_thread(partial(self._store.discard, key))
+        else:
+            return replace(fetched, listing=listing)
+        return None
+
+    @staticmethod
+    def _refused(peers: PeerBytes, adapter: Adapter, listing: Listing, error: Unverified) -> None:
+        if isinstance(error.reason, OriginError):  # what isn't fit to be served may well be what the origin has
+            peers.refuted(adapter, listing)
+        log.warning("peers_bytes_refused", adapter=adapter.key, reason=str(error.reason))
 
     async def _bring(self, key: str, job: Job, adapter: Adapter, listing: Listing, read: ReadRange) -> Fetched:
         """Download, verify, publish. Raises Unverified, having dropped the download, if the content is wrong."""
@@ -318,13 +359,16 @@ class OriginFetcher:
 
         return read
 
-    def _from_peers(self, origin: ReadRange, adapter: Adapter, listing: Listing) -> ReadRange:
+    def _from_peers(self, origin: ReadRange | None, adapter: Adapter, listing: Listing) -> ReadRange:
+        """From peers first, and without an origin from nobody else."""
         peers = self._peers
         assert peers is not None
 
         async def read(file: RemoteFile, start: int, stop: int, sink: Sink) -> None:
-            reached = await peers.read(adapter, listing, file, start, stop, sink)
-            if reached < stop:
+            reached = await peers.read(adapter, listing, file, start, stop, sink, origin)
+            if reached < stop and origin is None:
+                raise OriginChanged(f"{file.path}: no peer gives it any more")
+            if reached < stop and origin is not None:
                 await origin(file, reached, stop, sink)
 
         return read

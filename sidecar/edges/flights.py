@@ -109,6 +109,10 @@ class Tee:
         self._file.wrote(self._position, block)
         self._position += len(block)
 
+    def is_chunk(self, start: int, stop: int) -> bool:
+        """Whether these bytes are exactly one chunk of the file."""
+        return span(self._file.size, start // CHUNK) == (start, stop)
+
     def chunk(self, number: int, data: memoryview, digest: bytes) -> None:
         """A whole chunk that was verified already: it isn't hashed again. It begins where the last block ended."""
         for at in range(0, len(data), BLOCK):

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -19,16 +20,20 @@ from sidecar.core.flight import flight_id, upstream
 from sidecar.core.wire import AUTH_HEADER, UNCOVERED, HttpAnswer, HttpRequest, Opened, body_hash
 from sidecar.edges.flights import Flight, Flights, Present
 from sidecar.edges.origins import Sink
-from sidecar.edges.peer_http import Body, Headers, PeerConnections, PeerFault, Take
+from sidecar.edges.peer_http import Body, Headers, Line, PeerConnections, PeerFault, Take
+from sidecar.edges.peer_race import Hedges, Race
 from sidecar.edges.peer_sources import (
     AWAY_SECONDS,
     BlobReader,
+    Buffers,
     Content,
     Fields,
     FlightReader,
-    Reader,
-    SourceBusy,
+    OriginReader,
+    Peer,
+    ReadRange,
     SourceEnds,
+    files_of,
 )
 from sidecar.edges.threads import in_thread
 from sidecar.model import Adapter, Listing, RemoteFile, State
@@ -36,9 +41,8 @@ from sidecar.ports import Observed
 
 log = structlog.get_logger()
 
-# Without a chunk for so long, nobody is waited for: what peers that are all broken may cost.
+# Without a sign of life for so long, nobody is waited for: what peers that are all broken may cost.
 PATIENCE = 3.0
-BUSY_SECONDS = 1.0
 MAX_HOLDERS = 3
 MAX_CONTENTS = 64
 # In larger pools the first worker would be asked for hashes too often, and the parent's word counts alone.
@@ -81,9 +85,10 @@ class PeerTransfer:
         """
         self._side, self._flights = side, flights
         self._me, self._targets = me, targets
-        self.received = received
-        self.patience = patience
+        self._received, self._patience = received, patience
         self._follow_above = follow_above
+        self._hedges = Hedges()
+        self.buffers = Buffers()
         self._connections = PeerConnections()
         self._contents: dict[str, Content] = {}
 
@@ -94,53 +99,91 @@ class PeerTransfer:
         return self._flights.share(adapter, listing, root, present)
 
     def refuted(self, adapter: Adapter, listing: Listing) -> None:
-        """The content as a whole was wrong: nobody who gave some of it is asked for it again."""
+        """See fetch.PeerBytes. Of several who gave some of it nobody can say which was wrong."""
         content = self._content(adapter, listing)
         for uid in content.served:
-            self.strike(content, uid, "the whole content is not what it should be")
+            if len(content.served) == 1:
+                self.strike(content, uid, "the whole content is not what it should be")
+            content.away[uid] = self._now() + AWAY_SECONDS
+        content.served.clear()
         content.published = None
 
     def close(self) -> None:
         """Let go of connections."""
         self._connections.close()
 
+    async def published(self, adapter: Adapter, listing: Listing) -> Listing | None:
+        """See fetch.PeerBytes."""
+        view = self._side.view()
+        revision = _revision(adapter, listing, view.values())
+        known = self._content(adapter, listing)
+        for peer in self._holders(adapter, revision, known):
+            try:
+                async with asyncio.timeout(self._patience / MAX_HOLDERS):
+                    stored = await files_of(self, known, peer, revision)
+            except (SourceEnds, PeerFault, TimeoutError) as error:
+                known.away[peer.uid] = self._now() + AWAY_SECONDS
+                log.debug("no_list_of_files", peer=peer.name, revision=revision, reason=str(error))
+                continue
+            remote = [
+                RemoteFile(path=file.path, size=file.size, etag=f"sha256:{file.sha256}") for file in stored.values()
+            ]
+            found = Listing(files=tuple(remote))
+            content = self._content(adapter, found)
+            content.revision, content.published = revision, stored
+            return found
+        return None
+
     async def read(
-        self, adapter: Adapter, listing: Listing, file: RemoteFile, start: int, stop: int, sink: Sink
+        self,
+        adapter: Adapter,
+        listing: Listing,
+        file: RemoteFile,
+        start: int,
+        stop: int,
+        sink: Sink,
+        origin: ReadRange | None,
     ) -> int:
         """See fetch.PeerBytes."""
         content = self._content(adapter, listing)
+        last = OriginReader(origin, self.buffers, file) if origin is not None else None
+        race = Race(content, self._readers(adapter, listing, file, content), last, self._hedges, self._patience)
         position = start
-        for source in self._sources(adapter, listing, file, content):
-            if not content.usable(source.uid, self._now()):
-                continue
-            source.position = position
-            try:
-                await source.read(stop, sink)
-            except (SourceEnds, PeerFault) as error:
-                content.away[source.uid] = self._now() + (
-                    BUSY_SECONDS if isinstance(error, SourceBusy) else AWAY_SECONDS
-                )
-                log.debug("peer_gives_nothing", peer=source.name, file=file.path, reason=str(error))
-            if source.position > position:
-                content.served.add(source.uid)
-            position = source.position
-            if position >= stop:
+        while position < stop:
+            piece = await race.next(position, stop)
+            if piece is None:
                 break
+            reached = await in_thread(partial(piece.pass_on, position, stop, sink))
+            self.buffers.give(piece.data)
+            if race.winner.uid:
+                content.served.add(race.winner.uid)
+                self._received(reached - position)
+            position = reached
         return position
 
-    async def get(self, source: Reader, path: str, fields: Fields, take: Take, span: str = "") -> tuple[int, Headers]:
-        """One authentic answer; its body has gone to `take`. Raises SourceEnds, PeerFault, and what `take` raises."""
-        header, nonce = self._side.sign_request(source.uid, HttpRequest(method="GET", path=path, range=span))
+    async def get(self, peer: Peer, path: str, fields: Fields, take: Take, span: str = "") -> tuple[int, Headers]:
+        """One authentic answer; its body has gone to `take`. Raises SourceEnds, PeerFault, and what `take` raises.
+
+        A cancellation ends the exchange, so that a peer that drags it out holds no thread.
+        """
+        header, nonce = self._side.sign_request(peer.uid, HttpRequest(method="GET", path=path, range=span))
         found: list[Opened] = []
 
         def accept(status: int, headers: Headers) -> bool:
             answer = HttpAnswer(status=status, fields=fields(status, headers))
-            opened = self._side.check_answer(source.uid, headers.get(AUTH_HEADER, ""), nonce, answer)
+            opened = self._side.check_answer(peer.uid, headers.get(AUTH_HEADER, ""), nonce, answer)
             found.extend([opened] if opened else [])
             return opened is not None
 
         sent = {AUTH_HEADER: header, "Accept-Encoding": "identity"} | ({"Range": span} if span else {})
-        status, headers = await in_thread(lambda: self._connections.get(source.address, path, sent, accept, take))
+        line = Line()
+        try:
+            status, headers = await in_thread(
+                lambda: self._connections.get(peer.address, path, sent, accept, take, line)
+            )
+        except asyncio.CancelledError:
+            line.cut()
+            raise
         if not found:
             raise SourceEnds(f"no authentic answer (HTTP {status})")
         if isinstance(take, Body) and found[0].body != UNCOVERED and found[0].body != body_hash(bytes(take.data)):
@@ -153,28 +196,41 @@ class PeerTransfer:
             content.struck.add(uid)
             log.warning("peer_struck_out", peer=uid, content=content.name, reason=reason)
 
-    def _sources(self, adapter: Adapter, listing: Listing, file: RemoteFile, content: Content) -> Iterable[Reader]:
+    def _readers(
+        self, adapter: Adapter, listing: Listing, file: RemoteFile, content: Content
+    ) -> Iterable[BlobReader | FlightReader]:
         """Whom to ask, in this order. Looked up one by one: the world may change meanwhile."""
-        view = self._side.view()
-        revision = "" if listing.archive else _revision(adapter, listing, view.values())
-        holders = [name for name, seen in view.items() if revision and seen.alive and _holds(seen, adapter, revision)]
-        # Every worker in another order, so that many readers don't meet at one holder.
-        holders.sort(key=lambda name: hashlib.sha256(f"{self._me}\0{name}".encode()).digest())
-        for name in holders[:MAX_HOLDERS]:
-            yield BlobReader(self, content, view[name], listing, file, revision)
-        if listing.size <= self._follow_above:
+        revision = content.revision or _revision(adapter, listing, self._side.view().values())
+        if content.revision or not listing.archive:
+            for peer in self._holders(adapter, revision, content):
+                yield BlobReader(self, content, peer, file, revision)
+        if content.revision or listing.size <= self._follow_above:
             return
         targets = self._targets(adapter.key)
         view = self._side.view()
-        root = view.get(targets[0]) if targets and len(targets) <= FEW_TARGETS else None
+        first = view.get(targets[0]) if targets and len(targets) <= FEW_TARGETS else None
+        root = _peer(first) if first is not None and first.alive else None
         for name in upstream(targets, self._me):
             seen = view.get(name)
             if seen is not None and seen.alive:
-                yield FlightReader(self, content, seen, listing, file, root)
+                yield FlightReader(self, content, _peer(seen), listing, file, root)
+
+    def _holders(self, adapter: Adapter, revision: str, content: Content) -> list[Peer]:
+        """Who has published the revision and is worth asking; every worker in another order, so that many readers
+        don't meet at one holder."""
+        now = self._now()
+        holders = [
+            _peer(seen)
+            for seen in self._side.view().values()
+            if revision and seen.alive and _holds(seen, adapter, revision)
+        ]
+        usable = [peer for peer in holders if content.usable(peer.uid, now)]
+        usable.sort(key=lambda peer: hashlib.sha256(f"{self._me}\0{peer.name}".encode()).digest())
+        return usable[:MAX_HOLDERS]
 
     def _content(self, adapter: Adapter, listing: Listing) -> Content:
         name = flight_id(adapter.source_id, listing)
-        content = self._contents.pop(name, None) or Content(name, self._now())
+        content = self._contents.pop(name, None) or Content(name)
         self._contents[name] = content
         if len(self._contents) > MAX_CONTENTS:
             del self._contents[next(iter(self._contents))]
@@ -183,6 +239,11 @@ class PeerTransfer:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _peer(seen: Observed) -> Peer:
+    head = seen.record.head
+    return Peer(head.uid, head.name, head.address)
 
 
 def _holds(seen: Observed, adapter: Adapter, revision: str) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import socket
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -38,6 +40,38 @@ class PeerFault(Exception):
     """A peer that can't be reached, stopped in the middle, or doesn't speak HTTP."""
 
 
+class Line:
+    """One exchange that another thread may end, however its peer drags it out."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._is_cut = False
+
+    def take(self, connection: http.client.HTTPConnection) -> None:
+        """From now on this connection is what `cut` ends. Raises PeerFault if it was called already."""
+        if connection.sock is None and not self._is_cut:
+            connection.connect()
+        with self._lock:
+            if self._is_cut:
+                raise PeerFault("nobody wants it any more")
+            self._socket = connection.sock
+
+    def release(self) -> bool:
+        """The exchange is over; whether its connection may be used again."""
+        with self._lock:
+            self._socket = None
+            return not self._is_cut
+
+    def cut(self) -> None:
+        """End it, from any thread: whoever waits for its bytes gets a PeerFault."""
+        with self._lock:
+            self._is_cut = True
+            if self._socket is not None:
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+
 class PeerConnections:
     """Connections by host:port. Safe for many threads."""
 
@@ -47,18 +81,20 @@ class PeerConnections:
         self._lock = threading.Lock()
         self._closed = False
 
-    def get(self, address: str, path: str, headers: dict[str, str], accept: Accept, take: Take) -> tuple[int, Headers]:
+    def get(
+        self, address: str, path: str, headers: dict[str, str], accept: Accept, take: Take, line: Line
+    ) -> tuple[int, Headers]:
         """GET it; when `accept` says so, the body goes to `take` block by block. Returns status and headers.
 
-        Raises PeerFault, and what `take` raises.
+        Raises PeerFault, also when `line` is cut, and what `take` raises.
         """
         connection = self._idle_one(address)
         if connection is not None:
             try:
-                return self._exchange(connection, address, path, headers, accept, take)
+                return self._exchange(connection, address, path, headers, accept, take, line)
             except _Stale:
                 pass  # the peer closed it while it lay idle: not its fault, nothing was received
-        return self._exchange(self._new(address), address, path, headers, accept, take)
+        return self._exchange(self._new(address), address, path, headers, accept, take, line)
 
     def close(self) -> None:
         """Close those that lie idle, and let no others become idle."""
@@ -77,10 +113,12 @@ class PeerConnections:
         headers: dict[str, str],
         accept: Accept,
         take: Take,
+        line: Line,
     ) -> tuple[int, Headers]:
         keep = False
         reused = connection.sock is not None
         try:
+            line.take(connection)
             try:
                 connection.request("GET", path, headers=headers)
                 response = connection.getresponse()
@@ -95,7 +133,7 @@ class PeerConnections:
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise PeerFault(f"{address}: {error or type(error).__name__}") from error
         finally:
-            self._done(address, connection, keep)
+            self._done(address, connection, line.release() and keep)
 
     def _idle_one(self, address: str) -> http.client.HTTPConnection | None:
         with self._lock:

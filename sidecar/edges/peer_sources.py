@@ -1,12 +1,11 @@
-"""One peer as a source of one file's bytes: what it has published, or chunks of its download under way."""
+"""One source of one file's bytes, piece by piece: what a peer has published, chunks of its download, or the origin."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
-from functools import partial
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -16,24 +15,28 @@ from sidecar.edges.flights import Tee
 from sidecar.edges.origins import BLOCK, Sink
 from sidecar.edges.peer_files import CHUNK_HEADER, PROGRESS_HEADER
 from sidecar.edges.peer_http import Body, Headers, PeerFault, Take
-from sidecar.edges.threads import in_thread
 from sidecar.model import MAX_FILES, Listing, RemoteFile, StoredFile, revision_of
-from sidecar.ports import Observed
+from sidecar.ports import OriginError
 
 log = structlog.get_logger()
 
-# A source that trickles, or waits for one that does, is given up after so long without a chunk.
-STALL = 15.0
 # How long a source that failed is passed over.
 AWAY_SECONDS = 20.0
 # Between two questions for something that isn't there yet.
 LOOK_SECONDS = 0.25
+# What another opinion about a chunk's hash may take.
+HASHES_SECONDS = 1.0
+# Buffers that are kept for the next pieces: as many as one content's streams fill, and some of another's.
+MAX_SPARE = 8
 
 _stored = msgspec.json.Decoder(tuple[StoredFile, ...])
 _hashes = msgspec.json.Decoder(dict[int, str])
 
 Fields = Callable[[int, Headers], tuple[str, ...]]
 """The header values that an answer of that status is signed with."""
+
+ReadRange = Callable[[RemoteFile, int, int, Sink], Coroutine[Any, Any, None]]
+"""As Origin.read."""
 
 
 class SourceEnds(Exception):
@@ -44,14 +47,24 @@ class SourceBusy(SourceEnds):
     """It has too many readers now."""
 
 
+class Peer(msgspec.Struct, frozen=True):
+    """An agent that can be asked."""
+
+    uid: str
+    name: str
+    address: str
+
+
 class Content:
     """What is known about one content's sources. Times are the event loop's."""
 
-    def __init__(self, name: str, now: float) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.last_good = now
+        # The revision that this is for sure; "" if that has to be looked up.
+        self.revision = ""
         self.struck: set[str] = set()
         self.away: dict[str, float] = {}
+        self.alone_until = 0.0
         self.served: set[str] = set()
         self.published: dict[str, StoredFile] | None = None
         # Hashes of chunks by file, as the first worker in rank says; when it may be asked again.
@@ -63,193 +76,234 @@ class Content:
         return uid not in self.struck and self.away.get(uid, 0.0) <= now
 
 
+class Buffers:
+    """Room for chunks, used again: fresh memory costs as much as the bytes that come into it."""
+
+    def __init__(self) -> None:
+        self._spare: list[bytearray] = []
+
+    def take(self, size: int) -> bytearray:
+        """At least `size` bytes, no more than a chunk."""
+        if self._spare:
+            return self._spare.pop()
+        return bytearray(CHUNK if size > CHUNK // 2 else size)
+
+    def give(self, buffer: bytearray) -> None:
+        """Nobody uses it any more."""
+        if len(buffer) == CHUNK and len(self._spare) < MAX_SPARE:
+            self._spare.append(buffer)
+
+
+class Piece:
+    """Bytes [start, stop) of a file, no more than a chunk, hashed as they come into a buffer. See peer_http.Filling."""
+
+    def __init__(self, data: bytearray, start: int, stop: int) -> None:
+        self.data, self.start, self.stop = data, start, stop
+        self.size = 0
+        self.digest = hashlib.sha256()
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it has come."""
+        return self.size == self.stop - self.start
+
+    def room(self, size: int) -> memoryview:
+        """Raises PeerFault for more bytes than were asked for."""
+        left = self.stop - self.start - self.size
+        if left <= 0:
+            raise PeerFault("more bytes than were asked for")
+        return memoryview(self.data)[self.size : self.size + min(size, BLOCK, left)]
+
+    def __call__(self, block: memoryview) -> None:
+        self.digest.update(block)
+        self.size += len(block)
+
+    def pass_on(self, position: int, stop: int, sink: Sink) -> int:
+        """Give `sink` what lies in [position, stop); returns how far that is. Blocking."""
+        end = min(self.stop, stop)
+        with memoryview(self.data) as view:
+            exact = (position, end) == (self.start, self.stop)
+            if isinstance(sink, Tee) and exact and sink.is_chunk(self.start, self.stop):
+                sink.chunk(self.start // CHUNK, view[: self.size], self.digest.digest())
+                return end
+            while position < end:
+                block = bytes(view[position - self.start : min(position - self.start + BLOCK, end - self.start)])
+                sink(block)
+                position += len(block)
+        return end
+
+
 class Asking(Protocol):
     """What readers ask through."""
 
-    patience: float
-    received: Callable[[int], None]
+    buffers: Buffers
 
-    async def get(self, source: Reader, path: str, fields: Fields, take: Take, span: str = "") -> tuple[int, Headers]:
+    async def get(self, peer: Peer, path: str, fields: Fields, take: Take, span: str = "") -> tuple[int, Headers]:
         """One authentic answer; its body has gone to `take`. Raises SourceEnds, PeerFault, and what `take` raises."""
 
     def strike(self, content: Content, uid: str, reason: str) -> None:
         """Ask that agent for nothing of this content any more."""
 
 
-class Reader:
-    """One source of one range of one file; `position` is how far it has come."""
+class Reader(Protocol):
+    """One source of one file. `heard` is when there was last a sign that waiting is worth it, by the loop's clock."""
 
-    def __init__(self, transfer: Asking, content: Content, seen: Observed, listing: Listing, file: RemoteFile) -> None:
-        head = seen.record.head
-        self.uid, self.name, self.address = head.uid, head.name, head.address
-        self.position = 0
-        self.transfer, self.content, self.listing, self.file = transfer, content, listing, file
+    peer: Peer
+    heard: float
 
-    async def read(self, stop: int, sink: Sink) -> None:
-        """Give `sink` what comes. Raises SourceEnds, PeerFault, and what `sink` raises."""
-        raise NotImplementedError
+    async def piece(self, position: int, stop: int) -> Piece:
+        """What comes next from `position` on: to the end of its chunk, or to `stop`; whole. Waits until it is there.
+
+        Raises SourceEnds, PeerFault.
+        """
 
 
-class BlobReader(Reader):
-    """Reads a published file."""
+class BlobReader:
+    """Reads a published file. The whole file's hash is checked by whoever publishes it."""
 
-    def __init__(
-        self,
-        transfer: Asking,
-        content: Content,
-        seen: Observed,
-        listing: Listing,
-        file: RemoteFile,
-        revision: str,
-    ) -> None:
-        super().__init__(transfer, content, seen, listing, file)
-        self._revision = revision
+    def __init__(self, asking: Asking, content: Content, peer: Peer, file: RemoteFile, revision: str) -> None:
+        self.peer, self.heard = peer, 0.0
+        self._asking, self._content, self._file, self._revision = asking, content, file, revision
 
-    async def read(self, stop: int, sink: Sink) -> None:
-        """See Reader. The whole file's hash is checked by whoever publishes it."""
-        if self.content.published is None:
-            self.content.published = await self._list()
-        stored = self.content.published.get(self.file.path)
-        if stored is None or stored.size != self.file.size:
+    async def piece(self, position: int, stop: int) -> Piece:
+        """See Reader."""
+        if self._content.published is None:
+            self._content.published = await files_of(self._asking, self._content, self.peer, self._revision)
+        stored = self._content.published.get(self._file.path)
+        if stored is None or stored.size != self._file.size:
             raise SourceEnds("the revision is made of other files")
-
-        def take(block: memoryview) -> None:
-            sink(bytes(block))
-            self.position += len(block)
-            self.transfer.received(len(block))
-
-        wanted = f"bytes={self.position}-{stop - 1}"
-        path = f"/peer/blobs/sha256/{stored.sha256}"
-        status, headers = await self.transfer.get(self, path, _content_range, take, wanted)
+        end = min(stop, (position // CHUNK + 1) * CHUNK)
+        found = Piece(self._asking.buffers.take(end - position), position, end)
+        path, wanted = f"/peer/blobs/sha256/{stored.sha256}", f"bytes={position}-{end - 1}"
+        status, headers = await self._asking.get(self.peer, path, _content_range, found, wanted)
         if status == 503:
             raise SourceBusy("busy")
-        if status != 206 or self.position != stop:
-            raise SourceEnds(f"HTTP {status}, {headers.get('Content-Range', 'no range')}")
-        self.content.last_good = asyncio.get_running_loop().time()
-
-    async def _list(self) -> dict[str, StoredFile]:
-        """The revision's files by path; only a list that hashes to the revision counts."""
-        body = Body()
-        path = f"/peer/revisions/{self._revision.removeprefix('sha256:')}"
-        status, _ = await self.transfer.get(self, path, _nothing, body)
-        if status != 200:
-            raise SourceEnds(f"HTTP {status} for the revision's list of files")
-        try:
-            files = _stored.decode(bytes(body.data))
-        except msgspec.DecodeError as error:
-            raise SourceEnds(f"its list of files can't be read: {error}") from error
-        if len(files) > MAX_FILES or revision_of(files) != self._revision:
-            self.transfer.strike(self.content, self.uid, "its list of files has another hash than the revision")
-            raise SourceEnds("a wrong list of files")
-        return {file.path: file for file in files}
+        given = headers.get("Content-Range", "no range")
+        if status != 206 or not found.whole or given != f"bytes {position}-{end - 1}/{stored.size}":
+            raise SourceEnds(f"HTTP {status}, {given}, {found.size} bytes")
+        return found
 
 
-class FlightReader(Reader):
+async def files_of(asking: Asking, content: Content, peer: Peer, revision: str) -> dict[str, StoredFile]:
+    """A published revision's files by path; only a list that hashes to the revision counts.
+
+    Raises SourceEnds, PeerFault.
+    """
+    body = Body()
+    status, _ = await asking.get(peer, f"/peer/revisions/{revision.removeprefix('sha256:')}", _nothing, body)
+    if status != 200:
+        raise SourceEnds(f"HTTP {status} for the revision's list of files")
+    try:
+        files = _stored.decode(bytes(body.data))
+    except msgspec.DecodeError as error:
+        raise SourceEnds(f"its list of files can't be read: {error}") from error
+    if len(files) > MAX_FILES or revision_of(files) != revision:
+        asking.strike(content, peer.uid, "its list of files has another hash than the revision")
+        raise SourceEnds("a wrong list of files")
+    return {file.path: file for file in files}
+
+
+class FlightReader:
     """Reads chunks of a download under way, each verified before it is passed on."""
 
     def __init__(
-        self,
-        transfer: Asking,
-        content: Content,
-        seen: Observed,
-        listing: Listing,
-        file: RemoteFile,
-        root: Observed | None,
+        self, asking: Asking, content: Content, peer: Peer, listing: Listing, file: RemoteFile, root: Peer | None
     ) -> None:
-        super().__init__(transfer, content, seen, listing, file)
+        """`root` is the first worker in rank, if it shall be asked for its hashes."""
+        self.peer, self.heard = peer, 0.0
+        self._asking, self._content, self._file = asking, content, file
         self._index = listing.files.index(file)
         self._base = f"/peer/flight/{content.name}/{self._index}"
-        self._root = Reader(transfer, content, root, listing, file) if root and root.alive else None
+        self._root = root
         self._progress = -1
 
-    async def read(self, stop: int, sink: Sink) -> None:
-        """See Reader."""
-        loop = asyncio.get_running_loop()
-        idle_since = begun = loop.time()
-        buffer = bytearray(min(CHUNK, self.file.size))
-        while self.position < stop:
-            chunk = self.position // CHUNK
-            body = _Chunk(buffer)
-            status, headers = await self.transfer.get(self, f"{self._base}/{chunk}", _chunk_fields, body)
-            now = loop.time()
+    async def piece(self, position: int, stop: int) -> Piece:
+        """See Reader. The piece is the whole chunk, wherever in it `position` lies."""
+        chunk = position // CHUNK
+        start, end = span(self._file.size, chunk)
+        buffer = self._asking.buffers.take(end - start)
+        looks = 0
+        while True:
+            found = Piece(buffer, start, end)
+            status, headers = await self._asking.get(self.peer, f"{self._base}/{chunk}", _chunk_fields, found)
             if status == 200:
-                await self._verify(chunk, body, headers)
-                await in_thread(partial(self._pass_on, body, chunk, stop, sink))
-                idle_since = begun = self.content.last_good = loop.time()
-                continue
+                await self._verify(chunk, found, headers)
+                return found
             if status not in (202, 404, 503):
                 raise SourceEnds(f"HTTP {status}")
-            if status == 202 and int(headers.get(PROGRESS_HEADER, "0")) > self._progress:
-                self._progress = int(headers.get(PROGRESS_HEADER, "0"))
-                idle_since = now
-            if now - max(idle_since, self.content.last_good) >= self.transfer.patience or now - begun >= STALL:
-                raise SourceEnds("nothing new in good time")
-            if status != 202:
-                await asyncio.sleep(min(LOOK_SECONDS, max(0.02, now - idle_since)))
+            if status == 202:
+                self._note_progress(headers.get(PROGRESS_HEADER, ""))
+            else:
+                looks += 1
+                await asyncio.sleep(min(LOOK_SECONDS, 0.02 * looks))
 
-    async def _verify(self, chunk: int, body: _Chunk, headers: Headers) -> None:
-        start, end = span(self.file.size, chunk)
-        found, what = body.digest.hexdigest(), f"chunk {chunk} of {self.file.path}"
-        if body.size != end - start or found != headers.get(CHUNK_HEADER, ""):
-            self.transfer.strike(self.content, self.uid, f"{what} has another hash than it said")
+    def _note_progress(self, said: str) -> None:
+        if not (said.isascii() and said.isdecimal() and len(said) < 20):
+            raise SourceEnds("a progress that is no number")
+        if int(said) > self._progress:
+            self._progress = int(said)
+            self.heard = asyncio.get_running_loop().time()
+
+    async def _verify(self, chunk: int, found: Piece, headers: Headers) -> None:
+        hexdigest, what = found.digest.hexdigest(), f"chunk {chunk} of {self._file.path}"
+        if not found.whole:
+            raise SourceEnds(f"{found.size} bytes for {what}")
+        if hexdigest != headers.get(CHUNK_HEADER, ""):
+            self._asking.strike(self._content, self.peer.uid, f"{what} has another hash than it said")
             raise SourceEnds("a wrong chunk")
         said = await self._said_by_root(chunk)
-        if said and said != found:
-            self.transfer.strike(self.content, self.uid, f"{what} isn't what the first in rank has")
+        if said and said != hexdigest:
+            self._asking.strike(self._content, self.peer.uid, f"{what} isn't what the first in rank has")
             raise SourceEnds("a wrong chunk")
 
     async def _said_by_root(self, chunk: int) -> str:
         """The chunk's hash by the first worker in rank, "" if it doesn't say."""
-        known = self.content.hashes.setdefault(self._index, {})
+        known = self._content.hashes.setdefault(self._index, {})
         now = asyncio.get_running_loop().time()
         root = self._root
-        if chunk in known or root is None or root.uid == self.uid or now < self.content.ask_at:
+        if chunk in known or root is None or root.uid == self.peer.uid or now < self._content.ask_at:
             return known.get(chunk, "")
         body = Body()
         try:
-            status, _ = await self.transfer.get(root, f"{self._base}/hashes", _nothing, body)
+            async with asyncio.timeout(HASHES_SECONDS):
+                status, _ = await self._asking.get(root, f"{self._base}/hashes", _nothing, body)
             if status == 200:
                 known.update(_hashes.decode(bytes(body.data)))
-        except (SourceEnds, PeerFault, msgspec.DecodeError) as error:
-            self.content.ask_at = now + AWAY_SECONDS
+        except (SourceEnds, PeerFault, TimeoutError, msgspec.DecodeError) as error:
+            self._content.ask_at = now + AWAY_SECONDS
             log.debug("no_hashes_of_the_first", peer=root.name, reason=str(error))
         return known.get(chunk, "")
 
-    def _pass_on(self, body: _Chunk, chunk: int, stop: int, sink: Sink) -> None:
-        """Runs on a thread."""
-        start = chunk * CHUNK
-        end = min(start + body.size, stop)
-        with memoryview(body.data) as view:
-            if isinstance(sink, Tee) and (self.position, end) == (start, start + body.size):
-                sink.chunk(chunk, view[: body.size], body.digest.digest())
-                self._came(end - self.position)
-            while self.position < end:
-                block = bytes(view[self.position - start : min(self.position - start + BLOCK, end - start)])
-                sink(block)
-                self._came(len(block))
 
-    def _came(self, size: int) -> None:
-        self.position += size
-        self.transfer.received(size)
+class OriginReader:
+    """The origin as one more source of a piece, for when peers keep one waiting."""
 
+    def __init__(self, read: ReadRange, buffers: Buffers, file: RemoteFile) -> None:
+        self.peer, self.heard = Peer("", "origin", ""), 0.0
+        self._read, self._buffers, self._file = read, buffers, file
 
-class _Chunk:
-    """A chunk's bytes in a buffer that is used again, hashed as they come."""
+    async def piece(self, position: int, stop: int) -> Piece:
+        """See Reader."""
+        end = min(stop, (position // CHUNK + 1) * CHUNK)
+        found = Piece(self._buffers.take(end - position), position, end)
 
-    def __init__(self, data: bytearray) -> None:
-        self.data = data
-        self.size = 0
-        self.digest = hashlib.sha256()
+        def sink(block: bytes) -> None:
+            view = memoryview(block)
+            if len(view) > end - position - found.size:
+                raise OriginError(f"{self._file.path}: more bytes than were asked for")
+            while view:
+                room = found.room(len(view))
+                room[:] = view[: len(room)]
+                found(room)
+                view = view[len(room) :]
 
-    def room(self, size: int) -> memoryview:
-        """See peer_http.Filling."""
-        if self.size >= len(self.data):
-            raise PeerFault("more bytes than a chunk has")
-        return memoryview(self.data)[self.size : self.size + min(size, BLOCK)]
-
-    def __call__(self, block: memoryview) -> None:
-        self.size += len(block)
-        self.digest.update(block)
+        try:
+            await self._read(self._file, position, end, sink)
+        except OriginError as error:
+            raise SourceEnds(str(error)) from error
+        if not found.whole:
+            raise SourceEnds("the origin's answer ended early")
+        return found
 
 
 def _nothing(status: int, headers: Headers) -> tuple[str, ...]:
