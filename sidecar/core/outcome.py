@@ -31,6 +31,8 @@ from sidecar.model import Adapter, Decision, Listing
 # A transient fault clears in seconds; a wrong prefix or a missing permission takes a person.
 FETCH = Backoff(first=1.0, factor=2.0, cap=300.0)
 DENIED = Backoff(first=15.0, factor=2.0, cap=600.0)
+# With a Secret the person is most likely about to grant a Role or to rotate a key, and watches.
+DENIED_SECRET = Backoff(first=5.0, factor=2.0, cap=60.0)
 LOAD = Backoff(first=1.0, factor=3.0, cap=300.0)
 # Memory does not come free within seconds: case of an engine out of GPU memory.
 SCARCE = Backoff(first=30.0, factor=2.0, cap=900.0)
@@ -53,6 +55,11 @@ def failed(
     memory.retries[adapter.key] = Retry(input=input_, failures=failures, not_before=not_before, message=message)
     if failures % FAILURES_TO_AVOID == 0:
         _avoid(memory, adapter, revision, now)
+
+
+def denied(adapter: Adapter) -> Backoff:
+    """When an origin that refuses us is asked again."""
+    return DENIED if adapter.source.secret is None else DENIED_SECRET
 
 
 def put_off(memory: Memory, adapter: Adapter, revision: str, message: str, now: float) -> None:
@@ -95,7 +102,7 @@ def trial_failed(
         source_id=adapter.source_id,
         message=message,
         failures=failures,
-        not_before=now + DENIED.delay(failures, unit_random),
+        not_before=now + denied(adapter).delay(failures, unit_random),
         listing=listing,
     )
 

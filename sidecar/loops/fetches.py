@@ -211,6 +211,6 @@ class Fetches:
             return
         if isinstance(error, OriginChanged):
             self._memory.gone[adapter.key] = action.refresh
-        backoff = outcome.DENIED if isinstance(error, OriginDenied) else outcome.FETCH
+        backoff = outcome.denied(adapter) if isinstance(error, OriginDenied) else outcome.FETCH
         revision = action.expected or ""
         outcome.failed(self._memory, adapter, revision, str(error), backoff, self._clock(), self._rng.random())

@@ -9,7 +9,7 @@ from sidecar.core.memory import FOREVER, Held, LoadedOnce, Memory, refused_revis
 from sidecar.core.plan import plan
 from sidecar.core.poison import proven
 from sidecar.core.retry import Backoff
-from sidecar.model import Adapter, Listing, State
+from sidecar.model import Adapter, Listing, Source, State
 
 from .worlds import ME, NOW, R1, R2, R3, adapter, decision, world
 
@@ -34,10 +34,22 @@ def test_failures_in_a_row_wait_longer_and_longer() -> None:
     assert waits == [1, 3, 9, 27, 81, 243, 300]
 
 
-@pytest.mark.parametrize("backoff", [outcome.FETCH, outcome.DENIED, outcome.LOAD, outcome.SCARCE])
+@pytest.mark.parametrize(
+    "backoff", [outcome.FETCH, outcome.DENIED, outcome.DENIED_SECRET, outcome.LOAD, outcome.SCARCE]
+)
 def test_every_wait_is_jittered_and_has_a_cap(backoff: Backoff) -> None:
     assert 0 < backoff.delay(1, 0.0) < backoff.delay(1, 1.0)
     assert backoff.delay(10_000, 1.0) == backoff.cap <= 900
+
+
+@pytest.mark.parametrize(("secret", "longest"), [(None, 600.0), ("s3-credentials", 60.0)])
+def test_who_grants_a_role_or_rotates_a_key_waits_a_minute_at_most(secret: str | None, longest: float) -> None:
+    source = Source(uri="s3://bucket/a", secret=secret)
+    memory, private = Memory(), adapter("a", source=source)
+    for _ in range(50):
+        outcome.failed(memory, private, "", "denied", outcome.denied(private), NOW, 1.0)
+        outcome.trial_failed(memory, private, "denied", None, NOW, 1.0)
+    assert memory.retries[private.key].not_before == memory.trials[private.key].not_before == NOW + longest
 
 
 def test_the_third_failure_in_a_row_asks_to_be_passed_over() -> None:
