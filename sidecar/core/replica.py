@@ -125,11 +125,14 @@ class Replica:
         """A delta from `base` cut to `room` bytes, encoded, and the version to which it leads.
 
         It leads nowhere (that version is `base`) and only tells the newest version when the next item is too large
-        for any datagram, or when a first copy doesn't fit whole. None when there is no room for the next item now.
+        for any datagram, or when a first copy doesn't fit whole. None when there is no room for the next item, or for
+        any delta at all, now.
         """
         start, items = self.since(base)
         empty = encode(PackedDelta(self.uid, self.generation, start, self.version, self.version))
         room -= len(empty) + 2  # a longer list needs two more bytes for its length
+        if room < 0:
+            return None
         packed: list[msgspec.Raw] = []
         reached = start
         for item in items:

@@ -14,7 +14,7 @@ from sidecar.core.keyring import INSECURE, Keyring
 from sidecar.core.liveness import Timing
 from sidecar.core.messages import Standing
 from sidecar.core.speaker import SYNC, Call, Datagram, Out, Outcome, Speaker
-from sidecar.core.wire import Party
+from sidecar.core.wire import MAX_DATAGRAM, Party
 from sidecar.model import Entry, Head, Record, State
 
 START = 1_760_000_000.0
@@ -214,6 +214,7 @@ class Pool:
 
     def _send(self, agent: Agent, out: Datagram) -> None:
         network = self.network
+        assert len(out.data) <= MAX_DATAGRAM
         way = (agent.address, out.address)
         if not network.udp or way in network.cut_udp or not network.passes(*way):
             return
