@@ -272,4 +272,6 @@ def forget(memory: Memory, live: dict[str, Adapter], now: float, keep_files: flo
     memory.decisions = {s: d for s, d in memory.decisions.items() if s in sources}
     memory.refreshed = {s: t for s, t in memory.refreshed.items() if s in sources}
     memory.unloaded = {r: t for r, t in memory.unloaded.items() if now - t < keep_files}
+    # Here too, and not only at the next load: there may be none before there is room, which their files take.
+    memory.attempts = [a for a in memory.attempts if a.ended is None or now - a.ended < keep_files]
     poison.forget(memory, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sidecar.core import outcome
-from sidecar.core.memory import FOREVER, Held, LoadedOnce, Memory, refused_revision
+from sidecar.core.memory import FOREVER, Attempt, Held, LoadedOnce, Memory, refused_revision
 from sidecar.core.plan import plan
 from sidecar.core.poison import proven
 from sidecar.core.retry import Backoff
@@ -373,6 +373,13 @@ def test_an_unload_is_remembered_for_ten_minutes(age: float, kept: bool) -> None
     memory = Memory(unloaded={R1: NOW - age})
     outcome.forget(memory, {}, NOW, 600.0)
     assert (R1 in memory.unloaded) is kept
+
+
+@pytest.mark.parametrize(("ended", "kept"), [(None, True), (NOW - 599.0, True), (NOW - 600.0, False)])
+def test_a_load_keeps_its_files_for_as_long_whether_another_follows_or_not(ended: float | None, kept: bool) -> None:
+    memory = Memory(attempts=[Attempt(key=A.key, revision=R1, started=NOW - 700.0, ended=ended)])
+    outcome.forget(memory, {}, NOW, 600.0)
+    assert bool(memory.attempts) is kept
 
 
 def test_avoiding_ends_by_itself_and_is_told_while_no_target() -> None:
