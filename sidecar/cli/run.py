@@ -57,7 +57,7 @@ def labels(text: str) -> dict[str, str]:
 
 def whole(text: str) -> int:
     """A number that isn't negative."""
-    if not text.strip().isdigit():
+    if not re.fullmatch(r"[0-9]{1,18}", text.strip()):
         raise BadValue(f"{text!r} is not a whole number of 0 or more")
     return int(text)
 
@@ -71,6 +71,17 @@ def seconds(text: str) -> float:
     if not 0 <= value < 1e9:
         raise BadValue(f"{text!r} is no number of seconds")
     return value
+
+
+def told(limit: int) -> Callable[[str], str]:
+    """Text that the other agents are told: they take no longer one, and it stands in logs and on pages."""
+
+    def read(text: str) -> str:
+        if len(text) > limit or not text.isprintable():
+            raise BadValue(f"{text[:40]!r} has {len(text)} characters; at most {limit} printable ones are allowed")
+        return text
+
+    return read
 
 
 def one_of(*words: str) -> Callable[[str], str]:
@@ -89,16 +100,16 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str | None, str], ...] = (
     ("backend", one_of("kubernetes", "standalone"), "NAME", "kubernetes or standalone (default: kubernetes in a pod)"),
     ("manifests", str, "DIR", "standalone: the directory with Adapter manifests (YAML or JSON), watched"),
     ("seeds", names, "HOST:PORT,…", "standalone: the other agents; a DNS name may stand for several"),
-    ("name", str, "NAME", "this worker's stable name, which placement hashes (default: the advertised address)"),
-    ("zone", str, "ZONE", "standalone: where this worker is; adapters spread over zones"),
+    ("name", told(253), "NAME", "this worker's stable name, which placement hashes (default: the advertised address)"),
+    ("zone", told(253), "ZONE", "standalone: where this worker is; adapters spread over zones"),
     ("labels", labels, "K=V,…", "standalone: what spec.workers selects by"),
-    ("pool", str, "NAME", "the pool's name; agents of another pool are no peers (default: default)"),
+    ("pool", told(253), "NAME", "the pool's name; agents of another pool are no peers (default: default)"),
     ("listen", str, "HOST:PORT", "where this agent's HTTP server listens (default: 0.0.0.0:8790)"),
-    ("advertise", str, "HOST:PORT", "where peers reach it (default: --listen, or this host's name)"),
+    ("advertise", told(253), "HOST:PORT", "where peers reach it (default: --listen, or this host's name)"),
     ("engine_url", str, "URL", "the vLLM server (default: http://127.0.0.1:8000)"),
     ("engine_api_key_file", str, "FILE", "a file with vLLM's API key; read again when it changes"),
     ("adapters_dir", str, "DIR", "adapters' files, at the same path for vLLM; one agent each (default: /adapters)"),
-    ("base_model", str, "NAME", "a further name of the base model (default: what the engine says)"),
+    ("base_model", told(512), "NAME", "a further name of the base model (default: what the engine says)"),
     ("capacity", whole, "N", "adapters that fit here (default: the engine's --max-cpu-loras, else 1)"),
     ("max_lora_rank", whole, "N", "the engine's --max-lora-rank (default: what the engine says)"),
     ("disk_quota", size, "SIZE", "bytes of adapters to keep, as 20Gi; unused ones go first (default: no quota)"),
@@ -161,9 +172,11 @@ def settings_from(given: Mapping[str, str | None], environment: Mapping[str, str
 
 def _check(settings: Settings, environment: Mapping[str, str]) -> None:
     known = {ENV_PREFIX + field.upper() for field, *_ in FLAGS}
-    # Kubernetes sets NAME_SERVICE_HOST and the like for each Service: those of one called lora-sidecar are no flags.
-    service = re.compile(rf"{ENV_PREFIX}(SERVICE_(HOST|PORT)|PORT)(_|$)")
-    unknown = sorted(v for v in environment if v.startswith(ENV_PREFIX) and v not in known and not service.match(v))
+    unknown = sorted(
+        name
+        for name, value in environment.items()
+        if name.startswith(ENV_PREFIX) and name not in known and not _is_service_link(name, value)
+    )
     unknown = [v for v in unknown if v != f"{ENV_PREFIX}REQUIRE"]
     if unknown:
         raise BadValue(f"{unknown[0]}: no such setting; see lora-sidecar run --help")
@@ -171,6 +184,17 @@ def _check(settings: Settings, environment: Mapping[str, str]) -> None:
         raise BadValue("--manifests: the standalone backend needs a directory of Adapter manifests")
     if settings.fetch_concurrency < 1:
         raise BadValue("--fetch-concurrency: at least 1")
+    if settings.backend == "standalone" and settings.listen.endswith(":0") and not settings.advertise:
+        raise BadValue(f"--listen {settings.listen}: peers couldn't know the port; name one, or give --advertise")
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    """Kubernetes sets NAME_SERVICE_HOST, NAME_PORT and the like for each Service of the namespace: those of one called
+    lora-sidecar, or lora-sidecar-web, are no flags."""
+    link = re.fullmatch(
+        rf"{ENV_PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)", name
+    )
+    return link is not None or (name.endswith("_PORT") and re.match("(tcp|udp|sctp)://", value) is not None)
 
 
 def run(options: argparse.Namespace) -> int:
