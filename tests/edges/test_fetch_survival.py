@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
 import random
 import subprocess
 import sys
@@ -149,8 +149,10 @@ async def test_a_disk_that_fills_up_on_the_way_is_said_and_then_gone_on_with(
     filler = small_disk / "filler"
 
     def fill() -> None:
-        free = os.statvfs(small_disk)
-        filler.write_bytes(bytes(free.f_bavail * free.f_frsize))
+        """Take what is left, also of what becomes free meanwhile, each time that a request is asked anew."""
+        with filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(64 * 1024))
 
     store = AdapterStore.open(str(small_disk / "adapters"))
     fetcher = OriginFetcher(Settings(), store)
