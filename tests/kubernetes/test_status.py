@@ -14,7 +14,7 @@ from sidecar.edges.kubernetes.board import Board, manager
 from sidecar.model import Adapter, Entry, State
 from sidecar.ports import StatusConflict
 from tests.kubernetes.controlplane import ControlPlane
-from tests.kubernetes.workers import ADAPTERS, POOL, Seen, backend_of, connect, make_adapter, make_pod, prepare
+from tests.kubernetes.workers import ADAPTERS, POOL, Json, Seen, backend_of, connect, make_adapter, make_pod, prepare
 
 REVISION = "sha256:" + "a" * 64
 
@@ -24,6 +24,15 @@ def status_of(adapter: Adapter, *loaded: str) -> AdapterStatus:
     assignment = Assignment(adapter=adapter.key, members=len(loaded), wanted=len(loaded), targets=loaded)
     found = aggregate(adapter, assignment, REVISION, Pool(entries=entries, base_models=("base",)))
     return timed(found, {}, 1_800_000_000.0)
+
+
+@pytest.fixture
+def pod(cluster: ControlPlane, namespace: str) -> Json:
+    """The agent's own, beside an adapter "a"."""
+    prepare(cluster, namespace)
+    made = make_pod(cluster, namespace, "w-0", "10.244.1.1")
+    make_adapter(cluster, namespace, "a")
+    return made
 
 
 async def known(seen: Seen, name: str) -> Adapter:
@@ -42,11 +51,8 @@ def about_adapters(cluster: ControlPlane, namespace: str) -> list[dict[str, Any]
 
 
 async def test_a_status_is_written_by_server_side_apply_and_seen(
-    cluster: ControlPlane, namespace: str, tmp_path: Path
+    cluster: ControlPlane, namespace: str, pod: Json, tmp_path: Path
 ) -> None:
-    prepare(cluster, namespace)
-    pod = make_pod(cluster, namespace, "w-0", "10.244.1.1")
-    make_adapter(cluster, namespace, "a")
     async with backend_of(cluster, namespace, pod, tmp_path) as seen:
         adapter = await known(seen, "a")
         status = status_of(adapter, "w-0")
@@ -72,10 +78,9 @@ async def test_a_status_is_written_by_server_side_apply_and_seen(
         assert "workers" not in shown(cluster, namespace, "a")["status"]
 
 
-async def test_another_pools_status_is_left_alone(cluster: ControlPlane, namespace: str, tmp_path: Path) -> None:
-    prepare(cluster, namespace)
-    pod = make_pod(cluster, namespace, "w-0", "10.244.1.1")
-    make_adapter(cluster, namespace, "a")
+async def test_another_pools_status_is_left_alone(
+    cluster: ControlPlane, namespace: str, pod: Json, tmp_path: Path
+) -> None:
     api, me = await connect(cluster, namespace, pod, tmp_path / "other")
     other = Board(api, me, "other", lambda: 1_800_000_000.0)
     async with backend_of(cluster, namespace, pod, tmp_path) as seen:
@@ -91,11 +96,8 @@ async def test_another_pools_status_is_left_alone(cluster: ControlPlane, namespa
 
 
 async def test_its_own_earlier_write_by_another_way_is_taken_over(
-    cluster: ControlPlane, namespace: str, tmp_path: Path
+    cluster: ControlPlane, namespace: str, pod: Json, tmp_path: Path
 ) -> None:
-    prepare(cluster, namespace)
-    pod = make_pod(cluster, namespace, "w-0", "10.244.1.1")
-    make_adapter(cluster, namespace, "a")
     path = f"{ADAPTERS.format(namespace)}/a/status?fieldManager={manager(POOL)}"
     cluster.patch(path, {"status": {"targets": 7, "loaded": 7, "failed": 0, "summary": "7/7"}})
     async with backend_of(cluster, namespace, pod, tmp_path) as seen:
@@ -105,11 +107,8 @@ async def test_its_own_earlier_write_by_another_way_is_taken_over(
 
 
 async def test_events_are_counted_not_repeated_and_bounded(
-    cluster: ControlPlane, namespace: str, tmp_path: Path
+    cluster: ControlPlane, namespace: str, pod: Json, tmp_path: Path
 ) -> None:
-    prepare(cluster, namespace)
-    pod = make_pod(cluster, namespace, "w-0", "10.244.1.1")
-    make_adapter(cluster, namespace, "a")
     now = 1_800_000_000.0
     api, me = await connect(cluster, namespace, pod, tmp_path / "board")
     board = Board(api, me, POOL, lambda: now)
