@@ -258,13 +258,15 @@ async def test_one_load_at_a_time_and_one_call_per_name(
 async def test_who_waits_too_long_for_a_turn_has_sent_nothing(
     session: aiohttp.ClientSession, stub: StubEngine, clock: Clock, good: str
 ) -> None:
-    engine = VllmEngine(session, Settings(engine_url=stub.url, load_timeout=0.2), clock)
+    engine = VllmEngine(session, Settings(engine_url=stub.url, unload_timeout=0.1), clock)
     stub.faults.set(hang_load=["a"])
-    hung = [asyncio.create_task(engine.load("a", good)), asyncio.create_task(engine.load("a", good))]
-    results = await asyncio.gather(*hung, return_exceptions=True)
-    assert [type(result) for result in results] == [EngineTimeout, EngineUnavailable]
-    assert "not sent" in str(results[1])
+    hung = asyncio.create_task(engine.load("a", good))
+    await until(lambda: stub.server.requests["/v1/load_lora_adapter"])
+    with pytest.raises(EngineUnavailable, match="not sent"):
+        await engine.unload("a")
+    assert stub.server.requests["/v1/unload_lora_adapter"] == 0
     stub.faults.clear()
+    await hung
 
 
 async def test_a_restart_shows_as_another_process(engine: VllmEngine, stub: StubEngine, good: str) -> None:
