@@ -25,7 +25,7 @@ class Metrics(Frozen, frozen=True):
     `busy`: the label values that list adapters with a request running or waiting, as vLLM wrote them (names joined by
     commas), from the newest series; None before the first request. `prompt_tokens`: prefilled since the start.
     `waiting`: requests that don't run yet. `deferred`: those among them that others may overtake, since their adapter
-    has no slot; None where vLLM doesn't tell (before 0.19).
+    has no slot; None where vLLM doesn't tell.
     """
 
     process: str | None = None

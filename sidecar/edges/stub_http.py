@@ -18,7 +18,7 @@ from aiohttp import web
 from sidecar.edges.stub_faults import Faults, hit
 from sidecar.edges.stub_lora import LoraError, LoraNotFound
 from sidecar.edges.stub_model import EngineDead, Lora, StubModel, StubOptions
-from sidecar.edges.stub_shapes import ApiError, Plain, card, drop_type, escaped, read_json, token_ids
+from sidecar.edges.stub_shapes import ApiError, Plain, card, completion, drop_type, escaped, read_json, shown, token_ids
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -173,7 +173,7 @@ class StubServer:
                     raise LoraError(message)
             self._add(name, path, inplace)
         except LoraNotFound:
-            message = f"Loading lora {name} failed: No adapter found for <path>"
+            message = f"Loading lora {name} failed: No adapter found for {shown(path)}"
             raise ApiError(404, "NotFoundError", message) from None
         except LoraError as error:
             message = (
@@ -212,28 +212,24 @@ class StubServer:
         return response
 
     async def _completions(self, request: web.Request) -> web.Response:
-        body = await read_json(request, "model")
-        model = body["model"]
+        body = await read_json(request)
+        model = body.get("model") or self.options.names[0]
         lora = self.loras.get(model)
         if lora is None and model not in self.options.names:
             aliases = ", ".join(self.options.names)
             message = f"The model `{model}` does not exist. Valid aliases: {aliases}."
             raise ApiError(404, "NotFoundError", message, "model")
-        prompt = token_ids(body.get("prompt", ""))
-        count = int(body.get("max_tokens", 16))
-        if len(prompt) + count > self.options.max_model_len:
+        prompt = token_ids(body.get("prompt") or "")
+        if not prompt:
+            message = "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
+            raise ApiError(400, "BadRequestError", message, "prompt")
+        room = self.options.max_model_len - len(prompt)
+        if room <= 0:
             message = f"This model's maximum context length is {self.options.max_model_len} tokens."
-            raise ApiError(400, "BadRequestError", message)
+            raise ApiError(400, "BadRequestError", message, "input_tokens")
         await self._die_if(lora is not None and hit(self.faults.die_on_use, model))
-        tokens = await self.model.generate(prompt, lora, count)
-        text = bytes((token - 3) & 0xFF for token in tokens).decode("utf-8", "replace")
-        choice: dict[str, Any] = {"index": 0, "text": text, "logprobs": None, "finish_reason": "length"}
-        if body.get("return_token_ids"):
-            choice |= {"token_ids": tokens, "prompt_token_ids": prompt}
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens)}
-        usage["total_tokens"] = len(prompt) + len(tokens)
-        kind = {"id": "cmpl-stub", "object": "text_completion", "created": int(time.time()), "model": model}
-        return web.json_response({**kind, "choices": [choice], "usage": usage})
+        tokens = await self.model.generate(prompt, lora, min(room, int(body.get("max_tokens", 16))))
+        return web.json_response(completion(model, prompt, tokens, ids=bool(body.get("return_token_ids"))))
 
     async def _metrics(self, request: web.Request) -> web.Response:
         engine = f'{{engine="0",model_name="{escaped(self.options.names[0])}"}}'
@@ -245,6 +241,10 @@ class StubServer:
             f"vllm:num_requests_running{engine} {float(self.model.running)}",
             "# TYPE vllm:num_requests_waiting gauge",
             f"vllm:num_requests_waiting{engine} {float(self.model.waiting)}",
+            "# TYPE vllm:num_requests_waiting_by_reason gauge",
+            # Nothing but the slots of adapters is ever short here.
+            f'vllm:num_requests_waiting_by_reason{engine[:-1]},reason="capacity"}} 0.0',
+            f'vllm:num_requests_waiting_by_reason{engine[:-1]},reason="deferred"}} {float(self.model.waiting)}',
             "# TYPE vllm:prompt_tokens_total counter",
             f"vllm:prompt_tokens_total{engine} {float(self.model.prompt_tokens)}",
             "# HELP vllm:lora_requests_info Running stats on lora requests.",
@@ -253,7 +253,9 @@ class StubServer:
         for names, at in self.model.lora_series().items():
             both = ",".join(f'{kind}_lora_adapters="{escaped(names)}"' for kind in ("running", "waiting"))
             lines.append(f'vllm:lora_requests_info{{max_lora="{self.options.max_loras}",{both}}} {at!r}')
-        return web.Response(text="\n".join(lines) + "\n")
+        # Set as it is: aiohttp would have the charset before the version.
+        exposition = {"Content-Type": "text/plain; version=1.0.0; charset=utf-8"}
+        return web.Response(body=("\n".join(lines) + "\n").encode(), headers=exposition)
 
     async def _reset(self, request: web.Request) -> web.Response:
         preempt = request.query.get("reset_running_requests") == "true" and self.options.release >= (0, 30)

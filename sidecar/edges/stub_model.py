@@ -139,7 +139,6 @@ class StubModel:
     async def generate(self, prompt: list[int], lora: Lora | None, count: int) -> list[int]:
         """`count` greedy tokens. Raises EngineDead."""
         number = lora.number if lora else 0
-        self._note(lora, +1)
         try:
             self.waiting += 1
             try:
@@ -150,7 +149,6 @@ class StubModel:
             self._running[number] += 1
             if lora is not None:
                 self._batch.setdefault(number, lora)
-            self._sample()
             try:
                 return await self._decode(prompt, lora, count)
             finally:
@@ -159,7 +157,6 @@ class StubModel:
                 if number not in self._running:
                     self._batch.pop(number, None)
         finally:
-            self._note(lora, -1)
             self._sample()
             async with self._freed:
                 self._freed.notify_all()
@@ -182,17 +179,25 @@ class StubModel:
     async def _decode(self, prompt: list[int], lora: Lora | None, count: int) -> list[int]:
         weights = await self._weights(lora)
         seen, resets = self._prefix(prompt, lora, weights), self._resets
-        tokens = []
-        for step in range(count):
-            await asyncio.sleep(self.options.token_seconds)
-            if self.dead.is_set():
-                raise EngineDead
-            await self._step()
-            if resets != self._resets:
-                seen, resets = self._prefix(prompt, lora, weights), self._resets
-            if lora is not None and lora.inplace:
-                weights = await self._weights(lora)
-            tokens.append(_token(f"{seen}|{weights}", prompt, step))
+        tokens: list[int] = []
+        try:
+            for step in range(count):
+                await asyncio.sleep(self.options.token_seconds)
+                if self.dead.is_set():
+                    raise EngineDead
+                await self._step()
+                if resets != self._resets:
+                    seen, resets = self._prefix(prompt, lora, weights), self._resets
+                if lora is not None and lora.inplace:
+                    weights = await self._weights(lora)
+                if not tokens:
+                    # An adapter is listed from its request's first token on, not while that waits or is read.
+                    self._note(lora, +1)
+                    self._sample()
+                tokens.append(_token(f"{seen}|{weights}", prompt, step))
+        finally:
+            if tokens:
+                self._note(lora, -1)
         self.prompt_tokens += len(prompt)
         return tokens
 

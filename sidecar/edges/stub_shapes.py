@@ -11,6 +11,21 @@ from typing import Any
 
 from aiohttp import web
 
+_HIDDEN = tuple(f"/{name}/" for name in ["home", "usr", "opt", "var", "tmp", "root", "lib", "mnt", "srv"])
+_PERMISSION: dict[str, Any] = {
+    "id": "modelperm-stub",
+    "object": "model_permission",
+    "allow_create_engine": False,
+    "allow_sampling": True,
+    "allow_logprobs": True,
+    "allow_search_indices": False,
+    "allow_view": True,
+    "allow_fine_tuning": False,
+    "organization": "*",
+    "group": None,
+    "is_blocking": False,
+}
+
 
 class ApiError(Exception):
     """An answer in vLLM's shape of errors."""
@@ -36,9 +51,27 @@ async def drop_type(request: web.Request, response: web.StreamResponse) -> None:
 def card(name: str, root: str, parent: str | None, length: int | None) -> dict[str, Any]:
     """One entry of /v1/models."""
     now = int(time.time())
-    permission = {"id": "modelperm-stub", "object": "model_permission", "created": now, "organization": "*"}
     card: dict[str, Any] = {"id": name, "object": "model", "created": now, "owned_by": "vllm", "root": root}
-    return card | {"parent": parent, "max_model_len": length, "permission": [permission]}
+    return card | {"parent": parent, "max_model_len": length, "permission": [_PERMISSION | {"created": now}]}
+
+
+def completion(model: str, prompt: list[int], tokens: list[int], *, ids: bool) -> dict[str, Any]:
+    """The answer to a completion; with `ids` it holds the tokens."""
+    text = bytes((token - 3) & 0xFF for token in tokens).decode("utf-8", "replace")
+    choice = {"index": 0, "text": text, "finish_reason": "length"}
+    choice |= {"token_ids": tokens if ids else None, "prompt_token_ids": prompt if ids else None}
+    choice |= dict.fromkeys(("logprobs", "stop_reason", "prompt_logprobs", "routed_experts"))
+    usage: dict[str, Any] = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens)}
+    usage |= {"total_tokens": len(prompt) + len(tokens)}
+    usage |= dict.fromkeys(("prompt_tokens_details", "completion_tokens_details"))
+    kind = {"id": "cmpl-stub", "object": "text_completion", "created": int(time.time()), "model": model}
+    more = dict.fromkeys(("service_tier", "kv_transfer_params", "ec_transfer_params", "metrics"))
+    return {**kind, "choices": [choice], "usage": usage, "system_fingerprint": "stub", **more}
+
+
+def shown(path: str) -> str:
+    """`path` as vLLM names it in errors: not at all below the usual directories."""
+    return "<path>" if path.startswith(_HIDDEN) else path
 
 
 async def read_json(request: web.Request, *required: str) -> dict[str, Any]:
