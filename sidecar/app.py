@@ -33,6 +33,7 @@ from sidecar.edges.server import Server, parse_listen
 from sidecar.edges.standalone import StandaloneBackend
 from sidecar.loops.agent_view import LiveView
 from sidecar.loops.announce import Announcer
+from sidecar.loops.capacity import Capacity
 from sidecar.loops.engine_watch import EngineWatch
 from sidecar.loops.identity import take_identity
 from sidecar.loops.reconcile import Reconciler
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-DEFAULT_CAPACITY = 1
 DEFAULT_ENGINE = "http://127.0.0.1:8000"
 # Between two attempts to read the own pod, without which an agent on Kubernetes doesn't know its pool.
 POD_AGAIN = Backoff(first=1.0, cap=10.0)
@@ -87,45 +87,6 @@ def advertised(settings: Settings) -> str:
     if host in ("", "0.0.0.0", "::"):  # noqa: S104  # compared with, not bound to
         host = socket.gethostname()
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-class Capacity:
-    """How many adapters this worker can hold: --capacity, else what the engine was told, else vLLM's default.
-
-    `told` is what the engine's container says, where there is one to read.
-    """
-
-    def __init__(self, settings: Settings, watch: EngineWatch, told: VllmArgs | None) -> None:
-        self._settings, self._watch, self._told = settings, watch, told
-
-    def __call__(self) -> int:
-        if self._settings.capacity:
-            return self._settings.capacity
-        if self._told is not None and self._told.capacity is not None:
-            return self._told.capacity
-        limits = self._watch.limits
-        return limits.max_cpu_loras if limits else DEFAULT_CAPACITY
-
-    def rank(self) -> int:
-        """--max-lora-rank, else the engine's; 0 is unknown."""
-        if self._settings.max_lora_rank:
-            return self._settings.max_lora_rank
-        if self._told is not None and self._told.max_lora_rank is not None:
-            return self._told.max_lora_rank
-        return self._watch.limits.max_lora_rank if self._watch.limits else 0
-
-    def problems(self) -> Sequence[Problem]:
-        """A guessed capacity, said once the engine could have told."""
-        told = self._told is not None and self._told.capacity is not None
-        if self._settings.capacity or told or self._watch.limits or not self._watch.seen:
-            return ()
-        return (
-            Problem(
-                where="capacity",
-                message=f"the engine does not tell its --max-cpu-loras; taken as vLLM's default, {DEFAULT_CAPACITY}. "
-                "Set --capacity (LORA_SIDECAR_CAPACITY) to its --max-cpu-loras, or --max-loras where that is unset.",
-            ),
-        )
 
 
 async def run_agent(settings: Settings) -> None:
@@ -326,15 +287,19 @@ async def _start_agent(
             stack=stack,
         )
     )
+
+    def limits() -> Limits:
+        return Limits(
+            max_lora_rank=capacity.rank(), allow_pickle=settings.allow_pickle, max_bytes=settings.max_adapter_bytes
+        )
+
     fetcher = OriginFetcher(
         settings,
         store,
         credentials=platform.credentials,
         peers=around.files,
         received=metrics.received,
-        limits=lambda: Limits(
-            max_lora_rank=capacity.rank(), allow_pickle=settings.allow_pickle, max_bytes=settings.max_adapter_bytes
-        ),
+        limits=limits,
     )
     stack.push_async_callback(fetcher.close)
     agent = Reconciler(
@@ -356,6 +321,7 @@ async def _start_agent(
         ),
         base_model=settings.base_model,
         capacity=capacity,
+        limits=lambda: f"{limits()} secrets={platform.credentials is not None}",
         settle_seconds=settings.settle_seconds,
         keep_files_seconds=settings.keep_files_seconds,
         fetch_concurrency=settings.fetch_concurrency,

@@ -138,6 +138,8 @@ class Memory(msgspec.Struct):
     process: str | None = None
     base_models: tuple[str, ...] = ()
     ready_process: str | None = None
+    # By which limits adapters were rejected.
+    limits: str = ""
     # By revision: what the check found strange in content that it let pass.
     doubts: dict[str, str] = {}
     # Volatile from here on.

@@ -90,6 +90,16 @@ def rejected(memory: Memory, adapter: Adapter, revision: str, message: str) -> N
     memory.avoid[adapter.key] = Avoid(source_id=adapter.source_id, revision=revision, until=FOREVER)
 
 
+def judged_by(memory: Memory, limits: str) -> None:
+    """What this worker accepts now (any text that tells limits apart; "" is unknown): with other limits than before,
+    what was rejected is looked at again."""
+    if limits and memory.limits and limits != memory.limits:
+        memory.retries = {k: r for k, r in memory.retries.items() if not r.rejected}
+        memory.avoid = {k: a for k, a in memory.avoid.items() if a.until < FOREVER}
+        memory.trials = {k: t for k, t in memory.trials.items() if t.listing is None}
+    memory.limits = limits or memory.limits
+
+
 def trial_failed(
     memory: Memory, adapter: Adapter, message: str, listing: Listing | None, now: float, unit_random: float
 ) -> None:

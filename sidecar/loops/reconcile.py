@@ -56,6 +56,7 @@ class Reconciler:
         rules: Rules,
         base_model: str = "",
         capacity: Callable[[], int] = lambda: 1,
+        limits: Callable[[], str] = lambda: "",
         settle_seconds: float = 5.0,
         keep_files_seconds: float = 600.0,
         fetch_concurrency: int = 4,
@@ -64,7 +65,7 @@ class Reconciler:
         self._backend, self._store = backend, store
         self.peers, self.watch = peers, watch
         self._clock, self._meter, self._rules = clock, meter, rules
-        self._base_model, self._capacity = base_model, capacity
+        self._base_model, self._capacity, self._limits = base_model, capacity, limits
         self._keep_files = keep_files_seconds
         self._settle_until = clock() + settle_seconds
         self._changed = asyncio.Event()
@@ -166,6 +167,8 @@ class Reconciler:
         cut_off = isolated(roster.reached, roster.listed)
         serves = {a.key: owned[a.served_name] for a in catalog.active if a.served_name in owned}
         outcome.found_loaded(self.memory, serves, now)
+        if self.watch.first_answer is not None:  # some limits are the engine's to tell
+            outcome.judged_by(self.memory, self._limits())
         mine = frozenset(k for k, a in assignments.items() if self.head.name in a.targets)
         if rival is not None:
             mine, roster.peers[me.head.name] = frozenset(), me

@@ -51,6 +51,7 @@ FULL: dict[str, Any] = {
     "process": "p",
     "base_models": ("base",),
     "ready_process": "p",
+    "limits": "rank 16",
     "doubts": {R1: "odd"},
 }
 

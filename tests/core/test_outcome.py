@@ -7,7 +7,6 @@ import pytest
 from sidecar.core import outcome
 from sidecar.core.memory import FOREVER, Attempt, Held, LoadedOnce, Memory, refused_revision
 from sidecar.core.plan import plan
-from sidecar.core.poison import proven
 from sidecar.core.retry import Backoff
 from sidecar.model import Adapter, Listing, Source, State
 
@@ -94,6 +93,31 @@ def test_a_rejection_is_for_ever() -> None:
 
 
 # -- content
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "again"),
+    [("rank 8", "rank 16", True), ("rank 8", "rank 8", False), ("", "rank 8", False), ("rank 8", "", False)],
+)
+def test_with_other_limits_what_was_rejected_is_looked_at_again(before: str, now: str, again: bool) -> None:
+    memory = Memory(limits=before)
+    outcome.rejected(memory, A, R1, "the rank is 16, the limit 8")
+    outcome.trial_failed(memory, A, "no adapter", Listing(files=decision(A, R2).listing), NOW, 1.0)
+    outcome.judged_by(memory, now)
+    assert memory.limits == (now or before)
+    held = plan(world(A, targets={"a": ["worker-1"]}, wants={"a": R1}, memory=memory)).statuses.get(A.key)
+    assert (held is None or not held.avoid) is again
+    fetched = plan(world(A, wants={"a": R1}, memory=memory)).actions
+    assert bool(fetched) is again
+    assert bool(memory.trials) is not again
+
+
+def test_other_limits_say_nothing_about_failures() -> None:
+    memory = Memory(limits="rank 8")
+    fail(memory, 3)
+    outcome.judged_by(memory, "rank 16")
+    assert A.key in memory.retries
+    assert A.key in memory.avoid
 
 
 def test_fetched_content_is_decided_and_its_failures_are_over() -> None:
@@ -244,81 +268,6 @@ def test_an_unloaded_revision_is_remembered_for_its_files() -> None:
     memory = Memory()
     outcome.unloaded(memory, R1, NOW)
     assert memory.unloaded == {R1: NOW}
-
-
-# -- another engine process
-
-
-def test_a_new_process_has_nothing_cached() -> None:
-    memory = Memory(process="p1", history=[LoadedOnce("p1", "a", R1)], no_reset={"p1"}, drains={"a": NOW})
-    outcome.engine_restarted(memory, "p2", NOW)
-    assert (memory.process, memory.history, memory.no_reset, memory.drains) == ("p2", [], set(), {})
-
-
-def test_while_the_process_is_unknown_the_history_counts() -> None:
-    past = [LoadedOnce("p1", "a", R1)]
-    memory = Memory(process="p1", history=past)
-    outcome.engine_restarted(memory, None, NOW)
-    assert memory.history == past
-    assert memory.process == "p1"
-
-
-def test_the_same_process_has_kept_its_cache() -> None:
-    past = [LoadedOnce("p1", "a", R1)]
-    memory = Memory(process="p1", history=past)
-    outcome.engine_restarted(memory, "p1", NOW)
-    assert memory.history == past
-
-
-@pytest.mark.parametrize("process", ["p1", None])
-def test_a_new_agent_takes_loads_of_its_predecessor_as_over(process: str | None) -> None:
-    memory = Memory(process="p1")
-    outcome.load_begins(memory, A.key, "a", R1, "p1", NOW)
-    outcome.agent_started(memory, process, NOW + 5)
-    assert [a.ended for a in memory.attempts] == [NOW + 5]
-    assert memory.history == [LoadedOnce("p1", "a", R1)]
-
-
-def test_a_new_agent_beside_a_new_engine_blames_nobody() -> None:
-    memory = Memory(process="p1")
-    outcome.load_begins(memory, A.key, "a", R1, "p1", NOW)
-    outcome.agent_started(memory, "p2", NOW + 5)
-    assert (memory.attempts, memory.history, memory.process) == ([], [], "p2")
-
-
-# -- since when something has been loaded
-
-
-def test_the_same_revision_loaded_again_goes_on_counting_and_another_begins_anew() -> None:
-    memory = Memory()
-    outcome.loaded(memory, A, R1, NOW)
-    outcome.loaded(memory, A, R1, NOW + 5)
-    assert memory.held == {A.key: Held(R1, NOW)}
-    outcome.loaded(memory, A, R2, NOW + 6)
-    assert memory.held == {A.key: Held(R2, NOW + 6)}
-
-
-def test_what_the_engine_is_found_with_counts_from_then_on() -> None:
-    memory = Memory()
-    outcome.found_loaded(memory, {A.key: R1}, NOW)
-    outcome.found_loaded(memory, {A.key: R1}, NOW + 5)
-    assert memory.held == {A.key: Held(R1, NOW)}
-
-
-def test_what_was_handed_over_begins_anew() -> None:
-    memory = Memory()
-    outcome.loaded(memory, A, R1, NOW)
-    outcome.let_go(memory, A.key)
-    assert memory.held == {}
-
-
-@pytest.mark.parametrize(("seconds", "kept"), [(599.0, False), (600.0, True), (5000.0, True)])
-def test_only_what_was_loaded_for_long_when_the_engine_was_lost_has_proved_anything(seconds: float, kept: bool) -> None:
-    memory = Memory()
-    outcome.loaded(memory, A, R1, NOW)
-    outcome.engine_restarted(memory, "p2", NOW + seconds)
-    assert (A.key in memory.held) is kept
-    assert proven(memory, A.key, R1, NOW + 10_000.0) is kept
 
 
 # -- forgetting
