@@ -279,9 +279,9 @@ class OriginFetcher:
             if listing.archive:
                 archive, root = root / listing.files[0].path, staging / "unpacked"
                 files = unpack(archive, root, self._limits(), name=shown(adapter.source.uri), stop=job.stop)
-            warnings = self._inspect(adapter, root)
             revision = revision_of(files)
             job.accept(adapter, revision)
+            warnings = self._inspect(adapter, root)
         except (OriginError, AdapterRejected) as error:
             self._store.discard(key)
             raise Unverified(error) from None

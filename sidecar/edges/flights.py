@@ -17,6 +17,8 @@ from sidecar.model import Adapter, Listing, RemoteFile
 # A finished download is still read by those who are a little behind, from the open files, whatever their names become.
 LINGER_SECONDS = 60.0
 MAX_FLIGHTS = 64
+# Adapters have two files or a few more; what has many is not worth so many open files.
+MAX_OPEN_FILES = 16
 
 Present = Callable[[RemoteFile], Iterable[tuple[int, int]]]
 """The spans of a file that are on the disk already."""
@@ -156,6 +158,12 @@ class Flight:
                 async with asyncio.timeout(left):
                     await self._changed.wait()
 
+    def keep_open(self) -> None:
+        """Open what nobody has read yet: the files are about to get other names."""
+        for file in self.files if len(self.files) <= MAX_OPEN_FILES else ():
+            with contextlib.suppress(OSError, ValueError):
+                file.handle()
+
     def close(self) -> None:
         """Let go of the files. Whoever waits goes away empty."""
         self.over = True
@@ -206,6 +214,7 @@ class Flights:
         except BaseException:
             self._end(name, flight)
             raise
+        flight.keep_open()
         timer = asyncio.get_running_loop().call_later(self._linger, self._end, name, flight)
         self._timers[flight] = timer
 

@@ -18,6 +18,7 @@ import structlog
 
 from sidecar.core.flight import flight_id, upstream
 from sidecar.core.wire import AUTH_HEADER, UNCOVERED, HttpAnswer, HttpRequest, Opened, body_hash
+from sidecar.edges.download import ReadRange
 from sidecar.edges.flights import Flight, Flights, Present
 from sidecar.edges.origins import Sink
 from sidecar.edges.peer_http import Body, Headers, Line, PeerConnections, PeerFault, Take
@@ -31,7 +32,6 @@ from sidecar.edges.peer_sources import (
     FlightReader,
     OriginReader,
     Peer,
-    ReadRange,
     SourceEnds,
     files_of,
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 import structlog
 
 from sidecar.core.flight import CHUNK, span
+from sidecar.edges.download import ReadRange
 from sidecar.edges.flights import Tee
 from sidecar.edges.origins import BLOCK, Sink
 from sidecar.edges.peer_files import CHUNK_HEADER, PROGRESS_HEADER
@@ -34,9 +35,6 @@ _hashes = msgspec.json.Decoder(dict[int, str])
 
 Fields = Callable[[int, Headers], tuple[str, ...]]
 """The header values that an answer of that status is signed with."""
-
-ReadRange = Callable[[RemoteFile, int, int, Sink], Coroutine[Any, Any, None]]
-"""As Origin.read."""
 
 
 class SourceEnds(Exception):
@@ -146,10 +144,15 @@ class Asking(Protocol):
 
 
 class Reader(Protocol):
-    """One source of one file. `heard` is when there was last a sign that waiting is worth it, by the loop's clock."""
+    """One source of one file."""
 
-    peer: Peer
-    heard: float
+    @property
+    def peer(self) -> Peer:
+        """Who it is."""
+
+    @property
+    def heard(self) -> float:
+        """When there was last a sign that waiting is worth it, by the event loop's clock."""
 
     async def piece(self, position: int, stop: int) -> Piece:
         """What comes next from `position` on: to the end of its chunk, or to `stop`; whole. Waits until it is there.

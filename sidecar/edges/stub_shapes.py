@@ -43,9 +43,11 @@ class Plain(web.Response):
 
 
 async def drop_type(request: web.Request, response: web.StreamResponse) -> None:
-    """Take away the content type that aiohttp gives every body; an `on_response_prepare` signal."""
+    """Take away the content type, or the charset, that aiohttp gives a body; an `on_response_prepare` signal."""
     if isinstance(response, Plain):
         response.headers.popall("Content-Type", None)
+    elif response.headers.get("Content-Type", "").startswith("application/json"):
+        response.headers["Content-Type"] = "application/json"
 
 
 def card(name: str, root: str, parent: str | None, length: int | None) -> dict[str, Any]:

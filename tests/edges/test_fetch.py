@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.edges.disk import AdapterStore
+from sidecar.edges.download import ReadRange
 from sidecar.edges.fetch import OriginFetcher
 from sidecar.edges.flights import Flight, Flights, Present
 from sidecar.edges.origins import Sink
@@ -308,8 +309,18 @@ class SomePeers:
     def close(self) -> None:
         self._flights.close()
 
+    async def published(self, adapter: Adapter, listing: Listing) -> Listing | None:
+        return None
+
     async def read(
-        self, adapter: Adapter, listing: Listing, file: RemoteFile, start: int, stop: int, sink: Sink
+        self,
+        adapter: Adapter,
+        listing: Listing,
+        file: RemoteFile,
+        start: int,
+        stop: int,
+        sink: Sink,
+        origin: ReadRange | None,
     ) -> int:
         self.asked.append(file.path)
         reached = start + int((stop - start) * self.part)

@@ -95,6 +95,16 @@ async def test_a_sink_that_refuses_is_not_noted(tmp_path: Path) -> None:
     flight.close()
 
 
+async def test_a_download_that_ended_is_read_though_its_files_have_other_names_now(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(DATA)
+    flights = Flights()
+    with flights.share(wanted("file:///somewhere"), LISTING, tmp_path, lambda file: [(0, file.size)]) as flight:
+        pass
+    (tmp_path / "weights").unlink()
+    assert [await flight.wait_for(0, chunk, 0) for chunk in range(4)] == [expected(chunk) for chunk in range(4)]
+    flights.close()
+
+
 async def test_a_download_is_found_while_it_lasts_and_a_little_longer_if_it_ended_well(tmp_path: Path) -> None:
     flights, wants = Flights(linger=0.05), wanted("file:///somewhere")
     with flights.share(wants, LISTING, tmp_path) as flight:

@@ -175,6 +175,8 @@ class PodWatch:
         labels = difference(self.pod.labels, report.labels)
         annotations = difference(self.pod.annotations, report.annotations)
         if not labels and not annotations:
+            # Also after a patch that was carried out though its answer never came: the watch has shown it since.
+            self._patched()
             return False
         patch = _Patch(_PatchMeta(self._me.uid, labels, annotations))
         try:
@@ -182,11 +184,14 @@ class PodWatch:
         except ApiError as error:
             self._patch_failed(error)
             raise
-        over, self._patch_error = self._patch_error, None
         self._take(*own_pod(body))
-        if over:
-            self._changed()
+        self._patched()
         return True
+
+    def _patched(self) -> None:
+        if self._patch_error is not None:
+            self._patch_error = None
+            self._changed()
 
     def _patch_failed(self, error: ApiError) -> None:
         trouble = self._trouble(error)

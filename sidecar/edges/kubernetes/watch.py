@@ -102,6 +102,8 @@ class Watch:
         self._version = ""
         self._failures = 0
         self._heard = False
+        # When the watch that is open, or has just ended, was opened; None if there is none.
+        self._opened: float | None = None
 
     async def run(self) -> None:
         """Keep the list current for ever. Raises nothing but CancelledError."""
@@ -127,15 +129,23 @@ class Watch:
         if self._heard:
             self._failures = 0
         else:
-            self._failures += 1
-            await asyncio.sleep(self._pace.retry.delay(self._failures, self._rng.random()))
+            await self._pause()
 
     async def _wait(self, error: ApiError) -> None:
         if (error.code not in (0, 429) and error.code < 500) or self._sink.doubtful():
             # The list that was watched is no more, or no longer ours to see: begin anew.
             self._version = ""
-        self._failures += 1
         self._sink.failed(error)
+        await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait after a failure: longer after each in a row. A watch that lasted longer than any wait ends the row,
+        whether anything came on it or not: else who sits behind a proxy that ends idle connections waits ever longer.
+        """
+        opened, self._opened = self._opened, None
+        if opened is not None and asyncio.get_running_loop().time() - opened > self._pace.retry.cap:
+            self._failures = 0
+        self._failures += 1
         await asyncio.sleep(self._pace.retry.delay(self._failures, self._rng.random()))
 
     async def _list(self) -> None:
@@ -159,8 +169,9 @@ class Watch:
             "resourceVersion": self._version,
             "timeoutSeconds": str(self._rng.randint(self._pace.shortest_watch, self._pace.longest_watch)),
         }
-        self._heard = False
+        self._heard, self._opened = False, None
         async with self._api.lines(self._path, query, self._pace.silence) as lines:
+            self._opened = asyncio.get_running_loop().time()
             self._sink.current()
             async for line in lines:
                 self._take(_events.decode(line))
