@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,10 +15,12 @@ import pytest_asyncio
 from sidecar.core.flight import CHUNK
 from sidecar.core.wire import AUTH_HEADER, HttpRequest, Party
 from sidecar.edges.partial import FILES
-from tests.adapters import Files, adapter, revision
+from sidecar.model import Adapter
+from sidecar.ports import Fetched
+from tests.adapters import Files, adapter, revision, tar_gz
 from tests.edges.fetching import content, proxy, s3, upload, wanted
 from tests.edges.gossip_nodes import until
-from tests.edges.peer_workers import Workers, working
+from tests.edges.peer_workers import Worker, Workers, working
 from tests.s3proxy import Asked, Fault, Proxy
 from tests.s3server import S3Server
 
@@ -88,8 +91,6 @@ async def test_nobody_waits_for_the_download_of_what_everybody_reads_at_once(
 
 
 async def test_an_archive_is_passed_on_as_it_is(workers: Workers, s3: S3Server, proxy: Proxy, files: Files) -> None:
-    from tests.adapters import tar_gz
-
     await workers.start(3)
     data = tar_gz(files)
     s3.put("bucket", "archives/one.tar.gz", data)
@@ -115,6 +116,54 @@ async def test_what_a_peer_has_published_is_read_from_it(
     assert content(again.path) == files
     assert len(proxy.gets()) == before, "nothing came from the origin"
     assert two.received == sum(map(len, files.values()))
+
+
+async def late(workers: Workers, s3: S3Server, files: Files) -> tuple[Worker, Adapter, Fetched]:
+    """One that has unpacked an archive a while ago, and one that wants the same."""
+    await workers.start(2, patience=1.5)
+    s3.put("bucket", "late/one.tar.gz", tar_gz(files))
+    wants = wanted("s3://bucket/late/one.tar.gz")
+    one, two = workers.all
+    fetched = await one.fetch(wants)
+    one.announce(wants, fetched)
+    one.flights.close()
+    await until(lambda: "ns/a" in two.node.adapters("worker-0"), 5)
+    return two, wants, fetched
+
+
+async def test_what_a_peer_has_unpacked_is_read_from_it(
+    workers: Workers, s3: S3Server, proxy: Proxy, files: Files
+) -> None:
+    two, wants, fetched = await late(workers, s3, files)
+    before = len(proxy.gets())
+    again = await two.fetch(wants, fetched.listing)
+    assert (again.revision, again.listing) == (fetched.revision, fetched.listing)
+    assert content(again.path) == files
+    assert len(proxy.gets()) == before, "nothing came from the origin"
+    assert two.received == sum(map(len, files.values()))
+
+
+async def test_an_archive_is_read_from_the_origin_if_what_a_peer_unpacked_has_gone_bad(
+    workers: Workers, s3: S3Server, proxy: Proxy, files: Files
+) -> None:
+    two, wants, fetched = await late(workers, s3, files)
+    path = Path(fetched.path) / WEIGHTS
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.seek(4 * CHUNK)
+        file.write(b"not what was there")
+    assert content((await two.fetch(wants, fetched.listing)).path) == files
+    assert {uid for each in two.transfer._contents.values() for uid in each.struck} == {"uid-of-worker-0"}
+    assert two.store.usage() == sum(map(len, files.values())), "nothing is left of the first try"
+
+
+async def test_an_archive_is_read_from_the_origin_if_who_unpacked_it_has_gone(
+    workers: Workers, s3: S3Server, proxy: Proxy, files: Files
+) -> None:
+    two, wants, fetched = await late(workers, s3, files)
+    shutil.rmtree(workers.directory / "worker-0/blobs")
+    assert content((await two.fetch(wants, fetched.listing)).path) == files
+    assert two.store.usage() == sum(map(len, files.values())), "nothing is left of the first try"
 
 
 async def test_a_parent_that_dies_leaves_the_rest_to_the_origin(
