@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from sidecar.core.injection_parts import Json, Options
-from sidecar.core.vllm_args import VllmArgs, server_command
+import re
+
+from sidecar.core.injection_parts import PORT, Json, Options
+from sidecar.core.vllm_args import VllmArgs, server_command, vllm_args
+
+# In a shell's script: the server's command up to where flags may stand, behind the model if that is its first word.
+_GAP = r"(?:[ \t]|\\\n)+"
+_SERVER = re.compile(
+    rf"(?:\bvllm{_GAP}serve(?:{_GAP}(?!-)[^\s;&|<>#\\]+)?|-m{_GAP}vllm\.entrypoints\.openai\.api_server)(?=\s)"
+)
 
 
 def will_not_work(said: VllmArgs) -> list[str]:
@@ -24,6 +32,8 @@ def will_not_work(said: VllmArgs) -> list[str]:
         reasons.append(f"--uds {said.socket}: the agent reaches the engine by TCP only; use --host and --port")
     if said.tls:
         reasons.append("--ssl-keyfile: the agent speaks plain HTTP inside the pod; end TLS in front of it")
+    if said.port == PORT:
+        reasons.append(f"--port {PORT}: that is the agent's own port in the pod; give the engine another one")
     if said.grpc:
         reasons.append("--grpc: that server has no runtime LoRA API; take the flag away")
     return reasons
@@ -46,8 +56,12 @@ def missing_flags(said: VllmArgs, options: Options) -> list[str]:
     return flags
 
 
-def add_flags(engine: Json, flags: list[str]) -> Json:
-    """Append the words to the server's command; what `remove_flags` needs to undo it."""
+def add_flags(engine: Json, flags: list[str], options: Options) -> Json | None:
+    """Give the words to the server's command; what `remove_flags` needs to undo it.
+
+    At its end, or in a shell's script that goes on after it (`vllm serve m && date`) directly behind `vllm serve`. None
+    if they reach it neither way.
+    """
     command = server_command(engine)
     if command.script is None:
         field = "args" if engine.get("args") is not None or not engine.get("command") else "command"
@@ -56,12 +70,21 @@ def add_flags(engine: Json, flags: list[str]) -> Json:
         engine[field].extend(flags)
         return {"in": field, "words": flags}
     field, index = command.script
+    words = " " + " ".join(flags)
     script = engine[field][index]
     body = script.rstrip()
-    suffix = " " + " ".join(flags)
-    # The same class as before, so that a block scalar stays one.
-    engine[field][index] = type(script)(body + suffix + script[len(body) :])
-    return {"in": field, "script": index, "suffix": suffix}
+    changes = [({"suffix": words}, body + words + script[len(body) :])]
+    if command.names_server:
+        changes += [
+            ({"behind": words}, script[: at.end()] + words + script[at.end() :]) for at in _SERVER.finditer(script)
+        ]
+    for change, text in changes:
+        # The same class as before, so that a block scalar stays one.
+        engine[field][index] = type(script)(text)
+        if not command.names_server or not missing_flags(vllm_args(engine), options):
+            return {"in": field, "script": index, **change}
+    engine[field][index] = script
+    return None
 
 
 def remove_flags(engine: Json, change: Json) -> None:
@@ -72,6 +95,13 @@ def remove_flags(engine: Json, change: Json) -> None:
         return
     if "script" in change:
         script = words[change["script"]]
+        if "behind" in change:
+            added = change["behind"]
+            ends = (at.end() for at in _SERVER.finditer(script) if script.startswith(added, at.end()))
+            for end in ends:
+                words[change["script"]] = type(script)(script[:end] + script[end + len(added) :])
+                break
+            return
         body = script.rstrip()
         if body.endswith(change["suffix"]):
             words[change["script"]] = type(script)(body.removesuffix(change["suffix"]) + script[len(body) :])

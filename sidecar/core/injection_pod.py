@@ -132,7 +132,13 @@ class Injection:
     def _flags(self, engine: Json, said: VllmArgs) -> None:
         flags = missing_flags(said, self.options)
         if flags:
-            self.record.setdefault("flags", []).append(add_flags(engine, flags))
+            change = add_flags(engine, flags, self.options)
+            if change is None:
+                raise InjectionRefused(
+                    f"the script of container {engine['name']} does more than to start vLLM, so that it can't be told"
+                    f" where its flags go; add {' '.join(flags)} to it yourself"
+                )
+            self.record.setdefault("flags", []).append(change)
             self.note(f"arguments {' '.join(flags)} of container {engine['name']}")
         after = vllm_args(engine)
         if after.capacity is None and not after.config_file:

@@ -153,6 +153,7 @@ def test_data_parallel_ranks_get_one_api_server() -> None:
         (deployment(engine("--grpc")), "no runtime LoRA API"),
         (deployment(engine(ports=[{"containerPort": 8790}])), "port 8790 already"),
         (deployment(engine(lifecycle={"preStop": {"exec": {"command": ["drain.sh"]}}})), "/v1/drained"),
+        (deployment(engine("--port=8790")), "--port 8790"),
         (deployment(engine(volumeMounts=[{"name": "a", "mountPath": "/adapters", "subPath": "x"}])), "subPath"),
         (deployment({"name": "web", "image": "nginx"}), "no workload with a vLLM container (found: Deployment)"),
         ({"kind": "CronJob", "metadata": {"name": "x"}, "spec": {}}, "known are Pods, Deployments"),
@@ -304,3 +305,33 @@ def test_injecting_twice_is_once_and_taking_out_is_never(container: Json, spec: 
     assert again == once
     assert [n for n in notes if "warning" not in n] == []
     assert list(uninject(copy.deepcopy(once)).documents) == [before]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "vllm serve m --max-loras 4 && echo done",
+        "vllm serve m --max-loras 4 | tee /log",
+        "vllm serve m --max-loras 4 # the server",
+        "vllm serve m --max-loras 4 &\nwait\n",
+        "echo starting; if true; then exec vllm serve m --max-loras=4; fi",
+        "python3 -m vllm.entrypoints.openai.api_server --model m --max-loras 4; sleep 60",
+        "vllm serve m --max-loras 4 > /log 2>&1",
+        "exec vllm serve \\\n  $MODEL \\\n  --max-loras 4; exit 1",
+        "vllm serve --max-loras 4 --model m; exit 1",
+    ],
+)
+def test_flags_reach_a_server_after_which_the_script_goes_on(script: str) -> None:
+    before = deployment({"name": "vllm", "image": "vllm/vllm-openai", "command": ["sh", "-c", script]})
+    done, _ = run(before)
+    server = pod(done[0])["containers"][0]
+    assert vllm_args(server).enable_lora
+    assert server["command"][2].replace(" --enable-lora", "", 1) == script
+    assert run(*done)[0] == done
+    assert uninject(copy.deepcopy(done)).documents[0] == before
+
+
+def test_flags_that_cannot_reach_the_server_are_asked_for() -> None:
+    script = "vllm serve m --max-loras 4 && echo done"
+    with pytest.raises(InjectionRefused, match=r"container vllm does more than to start vLLM.*--max-loras 8"):
+        run(deployment({"name": "vllm", "image": "vllm/vllm-openai", "command": ["sh", "-c", script]}), max_loras=8)
