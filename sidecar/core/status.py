@@ -17,6 +17,7 @@ MESSAGE_LIMIT = 256
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 NO_CANDIDATES = "NoCandidates"
+PROGRESSING = "Progressing"
 
 
 class Condition(Frozen, frozen=True, kw_only=True, rename="camel", omit_defaults=False):
@@ -50,6 +51,11 @@ class AdapterStatus(Frozen, frozen=True, kw_only=True, rename="camel", omit_defa
     conditions: tuple[Condition, ...]
     workers: tuple[WorkerStatus, ...] = ()
     revision: str | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it will change by itself: workers are on their way to what is wanted, and none has failed."""
+        return any(c.type == "Ready" and c.reason == PROGRESSING for c in self.conditions)
 
 
 class Pool(Frozen, frozen=True, kw_only=True):
@@ -151,7 +157,7 @@ def _ready(
         entry = pool.entries[failed[0]]
         return told("False", entry.state.value, f"{failed[0]}: {entry.message or 'no reason given'}"[:MESSAGE_LIMIT])
     missing = [n for n in targets if n not in loaded]
-    return told("False", "Progressing", f"loaded on {len(loaded)} of {len(targets)} targets; missing {_some(missing)}")
+    return told("False", PROGRESSING, f"loaded on {len(loaded)} of {len(targets)} targets; missing {_some(missing)}")
 
 
 def _some(names: Iterable[str], most: int = 3) -> str:

@@ -31,6 +31,9 @@ SHOWN_WITHIN = 5.0
 PEACE_AFTER = 600.0
 # Another pool may be about to say that it has workers for the adapter: it then speaks first.
 NO_CANDIDATES_AFTER = 2.0
+# What is under way changes with every step of every worker, and each write costs the API server several milliseconds.
+# A small adapter's first status says Ready; the progress of others is written so long after it began to differ.
+PROGRESS_AFTER = 2.0
 CONFLICT_AGAIN = 300.0
 _PREFIX = "lora-sidecar-"
 
@@ -44,6 +47,8 @@ class _Desk(msgspec.Struct):
     shown: bool = False
     fights: int = 0
     not_before: float = 0.0
+    # Since when what is shown is not what is so; None while it is.
+    differs_since: float | None = None
     last: AdapterStatus | None = None
     told_conflict: tuple[str, ...] = ()
 
@@ -55,6 +60,7 @@ class Pace(Frozen, frozen=True, kw_only=True):
     fight: Backoff = FIGHT
     retry: Backoff = RETRY
     no_candidates_after: float = NO_CANDIDATES_AFTER
+    progress_after: float = PROGRESS_AFTER
 
 
 class StatusWriter:
@@ -90,7 +96,8 @@ class StatusWriter:
         while True:
             nap = min(max(self._wake_at - self._clock(), SHORTEST_NAP), LONGEST_NAP)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), nap)
+                async with asyncio.timeout(nap):
+                    await self._wake.wait()
             self._wake.clear()
             self.beat = self._clock()
             try:
@@ -150,6 +157,7 @@ class StatusWriter:
         """Write `status` if it says something else than what is shown, and if it is time to."""
         desk, now, content = self._desks[adapter.key], self._clock(), digest(status)
         if seen.digest == content:
+            desk.differs_since = None
             desk.shown = desk.shown or desk.written == content
             desk.last = desk.last or status
             if desk.fights and now - desk.written_at > PEACE_AFTER:
@@ -166,6 +174,11 @@ class StatusWriter:
             if any(m.startswith(_PREFIX) and m != self._manager for m in seen.managers):
                 return  # another pool speaks for it
             wait = max(wait, desk.since + self._pace.no_candidates_after)
+        if desk.differs_since is None:
+            desk.differs_since = now
+        if status.under_way and not _ready(seen):
+            # That something is no longer ready is told at once.
+            wait = max(wait, desk.differs_since + self._pace.progress_after)
         if now < wait:
             self._at(wait)
             return
@@ -184,7 +197,7 @@ class StatusWriter:
         self, adapter: Adapter, status: AdapterStatus, seen: StatusSeen, desk: _Desk, *, force: bool
     ) -> None:
         now = self._clock()
-        was_ready = (ready := seen.conditions.get("Ready")) is not None and ready.status == "True"
+        was_ready = _ready(seen)
         try:
             await self._board.write_status(adapter, timed(status, seen.conditions, now), force=force)
         except StatusConflict as conflict:
@@ -192,6 +205,7 @@ class StatusWriter:
             await self._tell_conflict(adapter, desk, conflict)
             return
         desk.written, desk.written_at, desk.shown = digest(status), now, False
+        desk.differs_since = None
         events = happenings(desk.last, status, was_ready)
         desk.last = status
         for happening in events:
@@ -212,6 +226,11 @@ class StatusWriter:
             await self._board.tell(adapter, happening)
         except EdgeError as error:
             log.warning("event_not_written", adapter=adapter.key, reason=happening.reason, error=str(error))
+
+
+def _ready(seen: StatusSeen) -> bool:
+    ready = seen.conditions.get("Ready")
+    return ready is not None and ready.status == "True"
 
 
 def _revision(world: World, adapter: Adapter) -> str | None:

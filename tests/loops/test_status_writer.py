@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from sidecar.core.placement import Assignment
 from sidecar.core.retry import Backoff
@@ -70,7 +71,8 @@ class Desk:
 async def test_it_is_written_when_it_says_something_else_and_only_then() -> None:
     desk = Desk()
     desk.agent.stands(State.LOADING, assignment=ON_ME)
-    assert await desk.look() == 1
+    assert await desk.look() == 0
+    assert await desk.look(2) == 1
     assert await desk.look(10) == 0
     desk.agent.stands(State.LOADED, assignment=ON_ME)
     assert await desk.look(10) == 1
@@ -80,12 +82,50 @@ async def test_it_is_written_when_it_says_something_else_and_only_then() -> None
 
 async def test_changes_within_a_second_are_written_together() -> None:
     desk = Desk()
-    desk.agent.stands(State.DOWNLOADING, assignment=ON_ME)
+    desk.agent.stands(State.FAILED, assignment=ON_ME)
     assert await desk.look() == 1
-    desk.agent.stands(State.LOADING, assignment=ON_ME)
+    desk.agent.stands(State.REJECTED, assignment=ON_ME)
     assert await desk.look(0.3) == 0
     desk.agent.stands(State.LOADED, assignment=ON_ME)
     assert await desk.look(0.8) == 1
+
+
+async def test_what_is_loaded_a_moment_later_is_written_once() -> None:
+    desk = Desk()
+    for state in (State.PENDING, State.DOWNLOADING, State.LOADING):
+        desk.agent.stands(state, assignment=ON_ME)
+        assert await desk.look(0.6) == 0
+    desk.agent.stands(State.LOADED, assignment=ON_ME)
+    assert await desk.look(0.1) == 1
+    assert [s.summary for s, _ in desk.board.written] == ["1/1"]
+
+
+async def test_progress_is_written_in_time_however_often_it_changes() -> None:
+    desk = Desk()
+    for number in range(20):
+        desk.agent.stands(State.DOWNLOADING, assignment=ON_ME)
+        (entry,) = desk.agent.record.entries
+        told = msgspec.structs.replace(entry, message=f"attempt {number}")
+        desk.agent.record = msgspec.structs.replace(desk.agent.record, entries=(told,))
+        await desk.look(0.5)
+    assert [s.workers[0].message for s, _ in desk.board.written] == [f"attempt {n}" for n in (4, 9, 14, 19)]
+
+
+async def test_what_is_no_longer_ready_is_written_at_once() -> None:
+    desk = Desk()
+    desk.agent.stands(State.LOADED, assignment=ON_ME)
+    assert await desk.look() == 1
+    desk.agent.stands(State.LOADING, assignment=ON_ME)
+    assert await desk.look(1.0) == 1
+
+
+@pytest.mark.parametrize("state", [State.FAILED, State.REJECTED])
+async def test_a_failure_is_written_at_once(state: State) -> None:
+    desk = Desk()
+    desk.agent.stands(State.DOWNLOADING, assignment=ON_ME)
+    assert await desk.look() == 0
+    desk.agent.stands(state, assignment=ON_ME)
+    assert await desk.look(0.1) == 1
 
 
 async def test_a_worker_that_is_not_first_in_rank_writes_nothing_until_the_first_is_dead() -> None:
