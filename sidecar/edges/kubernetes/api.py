@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import msgspec
@@ -27,6 +28,8 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT = 15.0
 # A list of a thousand adapters from a busy server.
 LIST_TIMEOUT = 60.0
+# An object is as large as etcd takes at most, 1.5 MiB; aiohttp's lines may be twice its buffer.
+MAX_LINE = 2**21
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 _MAX_MESSAGE = 400
@@ -115,11 +118,18 @@ def pod_identity(token: str) -> PodIdentity:
 class Api:
     """One API server. Close it at the end."""
 
-    def __init__(self, host: str, session: aiohttp.ClientSession, authorize: Callable[[bool], Awaitable[str]]) -> None:
+    def __init__(
+        self,
+        host: str,
+        session: aiohttp.ClientSession,
+        authorize: Callable[[bool], Awaitable[str]],
+        proxy: str | None = None,
+    ) -> None:
         """`authorize(again)` gives the Authorization header ("" for none), read anew after a refusal if `again`."""
         self.host = host.rstrip("/")
         self._session = session
         self._authorize = authorize
+        self._proxy = proxy
 
     async def close(self) -> None:
         """End all connections."""
@@ -181,7 +191,13 @@ class Api:
         if body is not None:
             headers["Content-Type"] = media
         return await self._session.request(
-            method, URL(url, encoded=True), data=body, headers=headers, timeout=limits, allow_redirects=False
+            method,
+            URL(url, encoded=True),
+            data=body,
+            headers=headers,
+            timeout=limits,
+            allow_redirects=False,
+            proxy=self._proxy,
         )
 
 
@@ -228,9 +244,23 @@ async def in_cluster(
             load()
         return str(await configuration.get_api_key_with_prefix("BearerToken"))
 
-    return Api(configuration.host, parts.Rest(configuration, maxsize=pool_size).pool_manager, authorize), pod_identity(
-        token
-    )
+    session = _plain(parts.Rest(configuration, maxsize=pool_size).pool_manager)
+    return Api(configuration.host, session, authorize, proxy_for(configuration.host)), pod_identity(token)
+
+
+def _plain(session: aiohttp.ClientSession) -> aiohttp.ClientSession:
+    """The same connections, without a look for proxies and a netrc file on a thread before each request."""
+    connector = session.connector
+    session.detach()
+    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), read_bufsize=MAX_LINE)
+
+
+def proxy_for(url: str) -> str | None:
+    """Where the environment's HTTPS_PROXY and NO_PROXY send requests for `url`; None: there itself."""
+    parsed = URL(url)
+    if parsed.host is None or proxy_bypass(parsed.host):
+        return None
+    return getproxies().get(parsed.scheme)
 
 
 async def from_kubeconfig(path: str = "", context: str = "") -> tuple[Api, str]:
