@@ -237,7 +237,7 @@ def _prefetch(draft: Draft, adapter: Adapter) -> None:
 def _orphans(draft: Draft) -> None:
     """Names of ours that belong to no adapter any more: deleted, renamed, or deleted while nobody was looking."""
     world = draft.world
-    if world.engine is None or not world.adapters_fresh:
+    if world.engine is None or world.isolated or not (world.adapters_fresh and world.members_fresh):
         return
     claimed = {a.served_name for a in world.catalog.active}
     for name, revision in world.owned.items():

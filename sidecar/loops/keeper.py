@@ -8,6 +8,7 @@ import structlog
 
 from sidecar.core.memory import Memory
 from sidecar.core.world import World
+from sidecar.model import State
 from sidecar.ports import EdgeError, Engine, Store
 
 log = structlog.get_logger()
@@ -15,12 +16,15 @@ log = structlog.get_logger()
 
 class Keeper:
     """A revision's files stay while the engine lists it, until 10 minutes after its unload, while a request of it is in
-    flight as far as the metrics tell, and while anything about the adapters, the members or the engine is unknown."""
+    flight as far as the metrics tell, while a target of its name doesn't report the newer one yet, and while anything
+    about the adapters, the members or the engine is unknown."""
 
     def __init__(self, store: Store, engine: Engine, memory: Memory) -> None:
         self._store, self._engine, self._memory = store, engine, memory
         # Names with requests under way, as of the last time that was asked.
         self._in_flight: frozenset[str] = frozenset()
+        # Names of which not every target serves what the pool wants.
+        self._behind: frozenset[str] = frozenset()
         self._kept: frozenset[str] = frozenset()
 
     async def before_actions(self, world: World) -> None:
@@ -32,6 +36,7 @@ class Keeper:
         """Look again at everything."""
         # A request that was queued before the unload may read the files when its turn comes, however late.
         self._in_flight = await self._engine.in_flight() or frozenset() if world.engine else frozenset()
+        self._behind = _behind(world)
         await self._tell(world)
 
     async def _tell(self, world: World) -> None:
@@ -56,5 +61,24 @@ class Keeper:
                 *(a.revision for a in memory.attempts),
                 # Requests of a name that is loaded are on what it has now: that was loaded when earlier ones had ended.
                 *(p.revision for p in memory.history if p.name in self._in_flight and p.name not in world.owned),
+                # The last one before what is loaded now: others may have to go back to it.
+                *{
+                    p.name: p.revision
+                    for p in memory.history
+                    if p.name in self._behind and p.revision != world.owned.get(p.name)
+                }.values(),
             )
         )
+
+
+def _behind(world: World) -> frozenset[str]:
+    found = set()
+    for adapter in world.catalog.active:
+        decision, placed = world.decisions.get(adapter.key), world.assignments.get(adapter.key)
+        if decision is None or placed is None or not world.owned.get(adapter.served_name):
+            continue
+        others = (world.peers.get(name) for name in placed.targets if name != world.me)
+        entries = (peer.entries.get(adapter.key) if peer is not None else None for peer in others)
+        if any(e is None or e.state != State.LOADED or e.revision != decision.revision for e in entries):
+            found.add(adapter.served_name)
+    return frozenset(found)

@@ -170,7 +170,9 @@ def test_foreign_names_are_nobodys_orphans() -> None:
     assert made.drains == {}
 
 
-@pytest.mark.parametrize("unknown", [{"adapters_fresh": False}, {"up": False}])
+@pytest.mark.parametrize(
+    "unknown", [{"adapters_fresh": False}, {"members_fresh": False}, {"isolated": True}, {"up": False}]
+)
 def test_nothing_is_an_orphan_while_the_lists_are_unknown(unknown: dict[str, Any]) -> None:
     assert plan_of(owned={"a": R1}, **drained(), **unknown).actions == ()
 

@@ -9,8 +9,9 @@ import pytest
 from sidecar.core.memory import Attempt, LoadedOnce, Memory
 from sidecar.core.world import World
 from sidecar.loops.keeper import Keeper
+from sidecar.model import Entry, State
 from sidecar.ports import DiskFull
-from tests.core.worlds import NOW, R1, R2, R3, adapter, world
+from tests.core.worlds import ME, NOW, R1, R2, R3, adapter, entry, peer, world
 from tests.loops.engine import UnaskedEngine
 from tests.sim.world import Disk
 
@@ -65,6 +66,28 @@ async def test_files_stay_while_a_request_may_read_them(busy: str, kept: set[str
     store = disk(R1, R2, R3)
     memory = Memory(history=[LoadedOnce("p1", "a", R1)])
     await Keeper(store, Engine(busy), memory).tidy(seen())
+    assert set(store.revisions()) == kept
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        ([entry(A, rev=R3)], {R3}),
+        ([entry(A, rev=R2)], {R2, R3}),
+        ([entry(A, State.DRAINING, R3)], {R2, R3}),
+        ([], {R2, R3}),
+    ],
+)
+async def test_the_old_files_stay_until_every_target_reports_the_new_revision(
+    told: list[Entry], kept: set[str]
+) -> None:
+    store = disk(R1, R2, R3)
+    memory = Memory(history=[LoadedOnce("p1", "a", each) for each in (R1, R2, R3)])
+    there = world(
+        A, targets={"a": [ME, "worker-1"]}, wants={"a": R3}, owned={"a": R3}, disk=[R1, R2, R3],
+        peers=[peer("worker-1", *told)],
+    )  # fmt: skip
+    await Keeper(store, Engine(), memory).tidy(there)
     assert set(store.revisions()) == kept
 
 
