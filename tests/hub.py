@@ -21,6 +21,7 @@ class Hub:
     """`async with Hub() as hub: hub.commit("org/repo", files)`; `hub.endpoint` is HF_ENDPOINT."""
 
     token: str = ""
+    host: str = "127.0.0.1"
     endpoint: str = ""
     cdn: str = ""
     asked: list[tuple[str, str, str]] = field(default_factory=list)  # host kind, path, Authorization
@@ -54,8 +55,8 @@ class Hub:
         runner = web.AppRunner(application, shutdown_timeout=0.1)
         self._runners.append(runner)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+        await web.TCPSite(runner, self.host, 0).start()
+        return f"http://{self.host}:{runner.addresses[0][1]}"
 
     def _files(self, request: web.Request, revision: str) -> tuple[str, Files]:
         self.asked.append(("hub", request.path, request.headers.get("Authorization", "")))
