@@ -30,7 +30,9 @@ SPACING = 1.0
 LONGEST_NAP = 10.0
 # Small adapters are loaded within it; who watches a long download is told of it little later.
 HOLD = 0.5
-RETRY = Backoff(first=1.0, cap=60.0)
+# Who is routed to depends on it: after an outage, and behind an API server that answers now and then, no wait may be
+# longer than those of the watches that bring the news.
+RETRY = Backoff(first=1.0, cap=8.0)
 
 
 class Announcer:
@@ -68,7 +70,7 @@ class Announcer:
 
     async def run(self) -> None:
         """Announce for ever."""
-        failures = 0
+        failures, told = 0, ""
         earliest = 0.0
         while True:
             await self._awakened()
@@ -83,11 +85,13 @@ class Announcer:
             except EdgeError as error:
                 failures += 1
                 delay = self._retry.delay(failures, self._rng.random())
-                log.warning("report_not_written", error=str(error), again_in_seconds=round(delay, 1))
+                if str(error) != told:
+                    log.warning("report_not_written", error=str(error), again_in_seconds=round(delay, 1))
+                    told = str(error)
                 earliest = self._clock() + delay
                 self._wake.set()
                 continue
-            failures = 0
+            failures, told = 0, ""
             if written:
                 earliest = self._clock() + self._spacing
 

@@ -212,6 +212,33 @@ async def test_a_watch_that_ends_at_once_is_not_opened_in_a_hurry() -> None:
     assert 5 < len(server.queries) < 40
 
 
+@pytest.mark.parametrize(("lasting", "row"), [(0.15, [1, 1, 1, 1]), (0.0, [1, 2, 3, 4])])
+async def test_an_idle_watch_that_is_cut_again_and_again_is_opened_again_soon(lasting: float, row: list[int]) -> None:
+    waits: list[int] = []
+
+    class Noted(Backoff, frozen=True):
+        def delay(self, failures: int, unit_random: float) -> float:
+            waits.append(failures)
+            return super().delay(failures, unit_random)
+
+    async def cut(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await asyncio.sleep(lasting)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    async with serving(listing("7"), cut) as (_, api):
+        sink = Recorder()
+        pace = Pace(retry=Noted(first=0.01, cap=0.1), silence=5)
+        task = asyncio.create_task(Watch(api, "/things", sink, pace=pace).run())
+        await sink.until(lambda: len(sink.failures) > len(row))
+        task.cancel()
+        await asyncio.wait([task])
+    assert waits[: len(row)] == row
+
+
 async def test_what_cannot_be_read_is_told_and_listed_anew() -> None:
     async def garbage(_: web.Request) -> web.StreamResponse:
         return web.Response(body=b"<html>a proxy's page</html>")

@@ -8,9 +8,11 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+from structlog.testing import capture_logs
 
 from sidecar.core.retry import Backoff
-from sidecar.loops.announce import Announcer
+from sidecar.edges.kubernetes.watch import Pace
+from sidecar.loops.announce import RETRY, Announcer
 from sidecar.model import State
 from sidecar.ports import EdgeError, Report
 
@@ -205,3 +207,18 @@ async def test_a_pass_without_news_writes_nothing() -> None:
             announcer.wake()
             await asyncio.sleep(0.02)
         assert len(platform.reports) == 1
+
+
+async def test_a_lasting_failure_is_tried_again_soon_and_logged_once() -> None:
+    assert RETRY.cap <= Pace().retry.cap, "labels wait for no attempt that lies behind the news of the watches"
+    agent, platform = FakeAgent(), Platform()
+    platform.refusing = True
+    with capture_logs() as logs:
+        async with announcing(agent, platform) as announcer:
+            agent.stands(State.LOADED)
+            announcer.wake()
+            await platform.until(4)
+            platform.refusing = False
+            await platform.until(5)
+    assert [report.labels for _, report in platform.reports] == [{LABEL: "loaded"}]
+    assert [entry["event"] for entry in logs] == ["report_not_written"]
