@@ -29,11 +29,13 @@ _AGAIN = Backoff(first=1.0, cap=15.0)
 _heads = msgspec.json.Decoder(AdapterHead)
 
 
-class _Conditions(Frozen, frozen=True):
+class _Told(Frozen, frozen=True, rename="camel"):
+    observed_generation: int | None = None
+    revision: str | None = None
     conditions: list[Condition] = []
 
 
-_statuses = msgspec.json.Decoder(_Conditions | None)
+_statuses = msgspec.json.Decoder(_Told | None)
 
 
 class AdapterList:
@@ -116,12 +118,37 @@ class AdapterList:
             deletions.deleted(self._believed, key, self._clock())
             self._after(False)
             return
+        if self._only_status(item):
+            return
         broken = dict(self._broken)
         key, adapter = self._read(item)
         changed = self._broken != broken
         if adapter is not None:
             changed |= deletions.seen(self._believed, adapter)
         self._after(changed)
+
+    def _only_status(self, item: msgspec.Raw) -> bool:
+        """Whether that was an event about an adapter whose spec is the one in force; nobody is woken by it.
+
+        The API server counts a change of the spec in the generation, and of nothing else. Most events are of statuses
+        that workers write while adapters come, so these are read without the spec.
+        """
+        head = _heads.decode(item)
+        meta = head.metadata
+        key = f"{meta.namespace}/{meta.name}"
+        old = self._believed.adapters.get(key)
+        if old is None or not meta.generation or (old.uid, old.generation) != (meta.uid, meta.generation):
+            return False
+        told = _told(head)
+        if key in self._broken or key in self._believed.doubted or told is None:
+            return False
+        self._statuses[key] = _seen(head, told)
+        revision = told.revision or None if told.observed_generation == meta.generation else None
+        if revision != old.status_revision and deletions.seen(
+            self._believed, msgspec.structs.replace(old, status_revision=revision)
+        ):
+            self._in_force = None
+        return True
 
     def current(self) -> None:
         """See watch.Sink."""
@@ -155,7 +182,7 @@ class AdapterList:
         """Key, and the adapter if it can be read; else its problem is noted."""
         head = _heads.decode(item)
         key = f"{head.metadata.namespace}/{head.metadata.name}"
-        self._statuses[key] = _seen(head)
+        self._statuses[key] = _seen(head, _told(head))
         try:
             adapter = parse_adapter(msgspec.json.decode(item), strict=False, allow_http=self._allow_http)
         except InvalidManifest as error:
@@ -203,13 +230,17 @@ class _Items(Frozen, frozen=True):
     items: list[msgspec.Raw] = []
 
 
-def _seen(head: AdapterHead) -> StatusSeen:
-    managers = {m.manager for m in head.metadata.managed_fields or () if m.subresource == "status"}
+def _told(head: AdapterHead) -> _Told | None:
+    """The status; None for one that can't be read."""
     try:
-        status = _statuses.decode(head.status)
+        return _statuses.decode(head.status) or _Told()
     except msgspec.MsgspecError:
-        status = None
-    conditions: Iterable[Condition] = status.conditions if status else ()
+        return None
+
+
+def _seen(head: AdapterHead, told: _Told | None) -> StatusSeen:
+    managers = {m.manager for m in head.metadata.managed_fields or () if m.subresource == "status"}
+    conditions: Iterable[Condition] = told.conditions if told else ()
     return StatusSeen(
         digest=digest_of(head.status),
         managers=tuple(sorted(managers)),

@@ -119,7 +119,8 @@ class KubernetesBackend:
 
     def view(self) -> BackendView:
         """See ports.Backend; the same object until something changes."""
-        if self._view is None:
+        # The adapters also become others without a word, when a status first tells a revision.
+        if self._view is None or self._view.adapters is not self._adapters.adapters:
             self._view = BackendView(
                 adapters=self._adapters.adapters,
                 adapters_fresh=self._adapters.fresh,

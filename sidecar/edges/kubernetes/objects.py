@@ -107,6 +107,7 @@ class AdapterMeta(Frozen, frozen=True, rename="camel"):
     name: str = ""
     namespace: str = ""
     uid: str = ""
+    generation: int = 0
     resource_version: str = ""
     managed_fields: list[Manager] | None = None
 
