@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import pytest_asyncio
+from yarl import URL
 
 from sidecar.core.flight import CHUNK
 from sidecar.core.wire import AUTH_HEADER, HttpRequest, Party
@@ -269,7 +270,7 @@ async def test_nothing_else_of_the_disk_is_served_and_nothing_to_strangers(
     ]
     async with aiohttp.ClientSession() as session:
         for path, status in paths:
-            url = aiohttp.client.URL(f"http://{server.node.address}{path}", encoded=True)
+            url = URL(f"http://{server.node.address}{path}", encoded=True)
             header, _ = gate.sign_request(Party("uid-of-worker-0"), HttpRequest(method="GET", path=path), b"", wall)
             async with session.get(url) as answer:
                 assert (answer.status, await answer.read()) == (403, b""), path
