@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sidecar.core import outcome
 from sidecar.core.memory import Attempt, Memory, Quarantine
@@ -238,6 +240,37 @@ def test_a_clock_that_is_ahead_does_not_prolong_a_quarantine() -> None:
     for later in (0.0, 100.0, 1000.0):
         update_quarantine(memory, bad, NOW + later)
     assert memory.quarantine[R1].until == NOW + HOUR
+
+
+VOTES = st.lists(st.tuples(st.sampled_from(["one", "two", "three"]), st.integers(0, 50)), max_size=8)
+
+
+@given(VOTES)
+def test_a_quarantine_follows_the_literal_rule(votes: list[tuple[str, int]]) -> None:
+    """Three by at least two workers within any half hour, whatever the order in which they are told."""
+    pool: dict[str, tuple[Suspicion, ...]] = {}
+    for worker, minutes in votes:
+        pool[worker] = (*pool.get(worker, ()), *seen(R1, at=NOW + 60.0 * minutes))
+    literal = any(
+        len(within) >= 3 and len({w for w, _ in within}) >= 2
+        for _, end in votes
+        if (within := [(w, m) for w, m in votes if end - 30 <= m <= end])
+    )
+    assert (update_quarantine(Memory(), pool, NOW + 3000.0) == {R1}) is literal
+
+
+@given(VOTES)
+def test_votes_that_come_one_after_the_other_say_what_they_say_at_once(votes: list[tuple[str, int]]) -> None:
+    at_once, piecemeal = Memory(), Memory()
+    pool: dict[str, tuple[Suspicion, ...]] = {}
+    for worker, minutes in sorted(votes, key=lambda v: v[1]):
+        now = NOW + 60.0 * minutes
+        pool[worker] = (*pool.get(worker, ()), *seen(R1, at=now))
+        if len([v for v in votes if v[1] == minutes]) == 1:
+            update_quarantine(piecemeal, pool, now)
+    now = NOW + 3000.0
+    assert update_quarantine(piecemeal, pool, now) == update_quarantine(at_once, pool, now)
+    assert piecemeal.quarantine == at_once.quarantine
 
 
 # -- with what the agent notes of its loads
