@@ -135,7 +135,7 @@ def _probe(root: Path, fs: FileSystem) -> None:
 
 def _unwritable(path: Path, error: OSError) -> StoreUnusable:
     at = Path(error.filename2 or error.filename or path)
-    existing = next((one for one in (at, *at.parents) if one.exists()), path)
+    existing = next((one for one in (at, *at.parents) if os.access(one, os.F_OK)), path)
     found = existing.stat()
     return StoreUnusable(
         f"{at} can't be written by uid {os.geteuid()}, gid {os.getegid()} ({error.strerror}): {existing} belongs to uid"

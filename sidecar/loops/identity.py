@@ -5,8 +5,11 @@ from __future__ import annotations
 import uuid
 
 import msgspec
+import structlog
 
-from sidecar.ports import Store
+from sidecar.ports import DiskFull, Store
+
+log = structlog.get_logger()
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -22,7 +25,7 @@ STATE = "identity.json"
 def take_identity(store: Store, now: float, uid: str = "") -> Identity:
     """The kept identity with the next generation, max(stored + 1, clock); `uid` overrides the kept one.
 
-    Raises DiskFull if it can't be kept.
+    On a full disk it isn't kept, which is no reason not to serve what is there: the next generation comes of the clock.
     """
     data = store.read(STATE)
     old: Identity | None = None
@@ -33,7 +36,10 @@ def take_identity(store: Store, now: float, uid: str = "") -> Identity:
             old = None
     generation = max(old.generation + 1 if old else 0, int(now))
     identity = Identity(uid=uid or (old.uid if old else str(uuid.uuid4())), generation=generation)
-    keep_identity(store, identity)
+    try:
+        keep_identity(store, identity)
+    except DiskFull as error:
+        log.warning("identity_not_kept", error=str(error))
     return identity
 
 

@@ -206,6 +206,16 @@ def test_an_unwritable_directory_is_said_with_uid_owner_and_the_way_out(public: 
 
 
 @needs_root
+def test_a_directory_below_one_that_is_closed_is_said(public: Path) -> None:
+    closed = public / "closed"
+    (closed / "adapters").mkdir(parents=True)
+    closed.chmod(0o700)
+    said = output_as_nobody(TRY, str(closed / "adapters"))
+    assert "Permission denied" in said
+    assert f"{closed} belongs to uid 0" in said
+
+
+@needs_root
 def test_an_unwritable_parent_is_said(public: Path) -> None:
     said = output_as_nobody(TRY, str(public / "adapters"))
     assert f"can't be written by uid {NOBODY}" in said
