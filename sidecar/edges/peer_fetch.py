@@ -42,7 +42,7 @@ from sidecar.ports import Observed
 log = structlog.get_logger()
 
 # Without a sign of life for so long, nobody is waited for: what peers that are all broken may cost.
-PATIENCE = 3.0
+PATIENCE = 4.0
 MAX_HOLDERS = 3
 MAX_CONTENTS = 64
 # In larger pools the first worker would be asked for hashes too often, and the parent's word counts alone.

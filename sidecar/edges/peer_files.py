@@ -31,8 +31,9 @@ from sidecar.model import StoredFile
 
 # Bodies under way at once: a tree of fan-out 2 with 4 streams each, twice.
 MAX_BODIES = 16
-# How long a request waits for a chunk that isn't whole yet.
-HOLD_SECONDS = 2.0
+# How long a request waits for a chunk that isn't whole yet. Well below the patience of who asks: the answer that it
+# isn't is a sign of life.
+HOLD_SECONDS = 1.0
 
 CHUNK_HEADER = "X-Lora-Sidecar-Chunk"
 PROGRESS_HEADER = "X-Lora-Sidecar-Progress"

@@ -27,6 +27,8 @@ AWAY_SECONDS = 20.0
 LOOK_SECONDS = 0.25
 # What another opinion about a chunk's hash may take.
 HASHES_SECONDS = 1.0
+# So many bytes of a body are a sign of life; a trickle is none.
+LIVELY_BYTES = 256 * 1024
 # Buffers that are kept for the next pieces: as many as one content's streams fill, and some of another's.
 MAX_SPARE = 8
 
@@ -95,9 +97,11 @@ class Buffers:
 class Piece:
     """Bytes [start, stop) of a file, no more than a chunk, hashed as they come into a buffer. See peer_http.Filling."""
 
-    def __init__(self, data: bytearray, start: int, stop: int) -> None:
+    def __init__(self, data: bytearray, start: int, stop: int, lively: Callable[[], None] = lambda: None) -> None:
+        """`lively` is called, on the reader's thread, whenever a good many bytes more have come."""
         self.data, self.start, self.stop = data, start, stop
         self.size = 0
+        self._lively, self._lively_at = lively, LIVELY_BYTES
         self.digest = hashlib.sha256()
 
     @property
@@ -115,6 +119,9 @@ class Piece:
     def __call__(self, block: memoryview) -> None:
         self.digest.update(block)
         self.size += len(block)
+        if self.size >= self._lively_at:
+            self._lively_at = self.size + LIVELY_BYTES
+            self._lively()
 
     def pass_on(self, position: int, stop: int, sink: Sink) -> int:
         """Give `sink` what lies in [position, stop); returns how far that is. Blocking."""
@@ -161,11 +168,23 @@ class Reader(Protocol):
         """
 
 
-class BlobReader:
+class _Heard:
+    """When a peer last showed that it goes on."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer, self.heard = peer, 0.0
+        self._loop = asyncio.get_running_loop()
+
+    def _hear(self) -> None:
+        """May be called on any thread."""
+        self.heard = self._loop.time()
+
+
+class BlobReader(_Heard):
     """Reads a published file. The whole file's hash is checked by whoever publishes it."""
 
     def __init__(self, asking: Asking, content: Content, peer: Peer, file: RemoteFile, revision: str) -> None:
-        self.peer, self.heard = peer, 0.0
+        super().__init__(peer)
         self._asking, self._content, self._file, self._revision = asking, content, file, revision
 
     async def piece(self, position: int, stop: int) -> Piece:
@@ -176,7 +195,7 @@ class BlobReader:
         if stored is None or stored.size != self._file.size:
             raise SourceEnds("the revision is made of other files")
         end = min(stop, (position // CHUNK + 1) * CHUNK)
-        found = Piece(self._asking.buffers.take(end - position), position, end)
+        found = Piece(self._asking.buffers.take(end - position), position, end, self._hear)
         path, wanted = f"/peer/blobs/sha256/{stored.sha256}", f"bytes={position}-{end - 1}"
         status, headers = await self._asking.get(self.peer, path, _content_range, found, wanted)
         if status == 503:
@@ -206,14 +225,14 @@ async def files_of(asking: Asking, content: Content, peer: Peer, revision: str) 
     return {file.path: file for file in files}
 
 
-class FlightReader:
+class FlightReader(_Heard):
     """Reads chunks of a download under way, each verified before it is passed on."""
 
     def __init__(
         self, asking: Asking, content: Content, peer: Peer, listing: Listing, file: RemoteFile, root: Peer | None
     ) -> None:
         """`root` is the first worker in rank, if it shall be asked for its hashes."""
-        self.peer, self.heard = peer, 0.0
+        super().__init__(peer)
         self._asking, self._content, self._file = asking, content, file
         self._index = listing.files.index(file)
         self._base = f"/peer/flight/{content.name}/{self._index}"
@@ -227,7 +246,7 @@ class FlightReader:
         buffer = self._asking.buffers.take(end - start)
         looks = 0
         while True:
-            found = Piece(buffer, start, end)
+            found = Piece(buffer, start, end, self._hear)
             status, headers = await self._asking.get(self.peer, f"{self._base}/{chunk}", _chunk_fields, found)
             if status == 200:
                 await self._verify(chunk, found, headers)
@@ -245,7 +264,7 @@ class FlightReader:
             raise SourceEnds("a progress that is no number")
         if int(said) > self._progress:
             self._progress = int(said)
-            self.heard = asyncio.get_running_loop().time()
+            self._hear()
 
     async def _verify(self, chunk: int, found: Piece, headers: Headers) -> None:
         hexdigest, what = found.digest.hexdigest(), f"chunk {chunk} of {self._file.path}"
