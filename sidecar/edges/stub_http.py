@@ -229,7 +229,9 @@ class StubServer:
             raise ApiError(400, "BadRequestError", message, "input_tokens")
         await self._die_if(lora is not None and hit(self.faults.die_on_use, model))
         tokens = await self.model.generate(prompt, lora, min(room, int(body.get("max_tokens", 16))))
-        return web.json_response(completion(model, prompt, tokens, ids=bool(body.get("return_token_ids"))))
+        # An alias of the base model is answered under its first name.
+        name = model if lora is not None else self.options.names[0]
+        return web.json_response(completion(name, prompt, tokens, ids=bool(body.get("return_token_ids"))))
 
     async def _metrics(self, request: web.Request) -> web.Response:
         engine = f'{{engine="0",model_name="{escaped(self.options.names[0])}"}}'

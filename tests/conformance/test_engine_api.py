@@ -5,123 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
 
-from sidecar.edges.stub_engine import StubEngine, StubOptions
-from tests.vllm.model import HIDDEN
-from tests.vllm.server import VllmServer
+from tests.conformance.api import LONG, Api, assert_error, assert_success, until_metric
 
-LONG = "All work and no play makes Jack a dull boy. " * 4  # more than one block of the prefix cache
-
-
-@dataclass
-class Answer:
-    """What came back; `json` is None where the body isn't JSON."""
-
-    status: int
-    type: str | None
-    body: bytes
-    json: Any
-
-
-@dataclass
-class Api:
-    """A server of the API, and the adapters that it can see."""
-
-    session: aiohttp.ClientSession
-    url: str
-    folder: Path
-
-    def adapter(self, name: str) -> str:
-        return str(self.folder / "adapters" / name)
-
-    def broken(self, kind: str) -> str:
-        return str(self.folder / "broken" / kind)
-
-    async def call(
-        self, method: str, path: str, body: object = None, raw: bytes | None = None, **headers: str
-    ) -> Answer:
-        if raw is None and body is not None:
-            raw, headers = json.dumps(body).encode(), {"Content-Type": "application/json", **headers}
-        skip = () if "Content-Type" in headers else ("Content-Type",)
-        request = self.session.request(
-            method, f"{self.url}{path}", data=raw, headers=headers, skip_auto_headers=skip, allow_redirects=False
-        )
-        async with request as response:
-            content = await response.read()
-            try:
-                document = json.loads(content)
-            except ValueError:
-                document = None
-            return Answer(response.status, response.headers.get("Content-Type"), content, document)
-
-    async def load(self, name: str, path: str, **more: object) -> Answer:
-        return await self.call("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path, **more})
-
-    async def unload(self, name: str) -> Answer:
-        return await self.call("POST", "/v1/unload_lora_adapter", {"lora_name": name})
-
-    async def complete(self, model: str, prompt: str = "hello", count: int = 12) -> Answer:
-        body = {"model": model, "prompt": prompt, "max_tokens": count, "temperature": 0, "return_token_ids": True}
-        return await self.call("POST", "/v1/completions", body)
-
-    async def tokens(self, model: str, prompt: str = "hello", count: int = 12) -> list[int]:
-        answer = await self.complete(model, prompt, count)
-        assert answer.status == 200, answer.body
-        return list(answer.json["choices"][0]["token_ids"])
-
-    async def adapters(self) -> dict[str, str]:
-        cards = (await self.call("GET", "/v1/models")).json["data"]
-        return {card["id"]: card["root"] for card in cards if card["parent"] is not None}
-
-
-@pytest.fixture(params=["stub", pytest.param("vllm", marks=pytest.mark.vllm)])
-async def api(request: pytest.FixtureRequest, tiny: Path) -> AsyncIterator[Api]:
-    """Both servers, started the same way; each test finds no adapter loaded."""
-    async with aiohttp.ClientSession() as session:
-        if request.param == "stub":
-            async with StubEngine(_like_the_real_one(tiny)) as stub:
-                yield Api(session, stub.url, tiny)
-            return
-        server: VllmServer = request.getfixturevalue("vllm")
-        api = Api(session, server.url, tiny)
-        try:
-            yield api
-        finally:
-            for name in await api.adapters():
-                await api.unload(name)
-
-
-def _like_the_real_one(tiny: Path) -> StubOptions:
-    return StubOptions(
-        model=str(tiny / "model"),
-        served_names=("tiny", "alias"),
-        max_loras=2,
-        max_cpu_loras=3,
-        max_lora_rank=16,
-        hidden_size=HIDDEN,
-    )
-
-
-def assert_error(answer: Answer, status: int, kind: str, message: str, param: str | None = None) -> None:
-    """`message` is a regular expression for all of it; `<path>` stands for what vLLM puts in place of paths."""
-    assert answer.status == status, answer.body
-    assert answer.type == "application/json" or answer.type.startswith("application/json;")
-    assert set(answer.json) == {"error"}
-    error = answer.json["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert (error["type"], error["param"], error["code"]) == (kind, param, status)
-    assert re.fullmatch(message, error["message"], re.DOTALL), error["message"]
-
-
-def assert_success(answer: Answer, text: str) -> None:
-    assert (answer.status, answer.type, answer.body.decode()) == (200, None, text)
+CARD = {"id", "object", "created", "owned_by", "root", "parent", "max_model_len", "permission"}
+PERMISSION = {
+    *("id", "object", "created", "organization", "group", "is_blocking", "allow_create_engine", "allow_sampling"),
+    *("allow_logprobs", "allow_search_indices", "allow_view", "allow_fine_tuning"),
+}
+COMPLETION = {
+    *("id", "object", "created", "model", "choices", "usage", "service_tier", "system_fingerprint"),
+    *("kv_transfer_params", "ec_transfer_params", "metrics"),
+}
+CHOICE = {
+    *("index", "text", "logprobs", "finish_reason", "stop_reason", "token_ids", "prompt_logprobs", "prompt_token_ids"),
+    "routed_experts",
+}
+USAGE = {"prompt_tokens", "total_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details"}
 
 
 async def test_what_is_served_at_rest(api: Api) -> None:
@@ -134,18 +36,31 @@ async def test_what_is_served_at_rest(api: Api) -> None:
         ("tiny", api.adapter("../model").replace("/adapters/..", ""), None),
         ("alias", api.adapter("../model").replace("/adapters/..", ""), None),
     ]
-    for card in models["data"]:
-        assert {"id", "object", "created", "owned_by", "root", "parent", "max_model_len", "permission"} <= set(card)
-        assert (card["object"], card["owned_by"], card["max_model_len"]) == ("model", "vllm", 512)
+    await api.load("a", api.adapter("a1"))
+    *bases, adapter = (await api.call("GET", "/v1/models")).json["data"]
+    for card in (*bases, adapter):
+        assert set(card) == CARD
+        assert [set(permission) for permission in card["permission"]] == [PERMISSION]
+        assert (card["object"], card["owned_by"]) == ("model", "vllm")
+        assert isinstance(card["created"], int)
+    assert {card["max_model_len"] for card in bases} == {512}
+    assert (adapter["parent"], adapter["max_model_len"]) == ("tiny", None)
 
 
 async def test_metrics_before_and_after_a_request(api: Api) -> None:
     await api.load("m1", api.adapter("a1"))
+    before = (await api.call("GET", "/metrics")).body.decode()
+    assert re.search(r"^# TYPE vllm:lora_requests_info gauge$", before, re.M)
     await api.tokens("m1")
-    text = (await api.call("GET", "/metrics")).body.decode()
+    answer = await api.call("GET", "/metrics")
+    assert (answer.status, answer.type) == (200, "text/plain; version=1.0.0; charset=utf-8")
+    text = answer.body.decode()
     assert re.search(r"^process_start_time_seconds 1\.\d+e\+09$|^process_start_time_seconds \d{10}\.\d+$", text, re.M)
     for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:prompt_tokens_total"):
         assert re.search(rf'^{name}{{engine="0",model_name="tiny"}} \d+\.0$', text, re.M), name
+    for reason in ("capacity", "deferred"):
+        labels = f'engine="0",model_name="tiny",reason="{reason}"'
+        assert re.search(rf"^vllm:num_requests_waiting_by_reason{{{labels}}} 0\.0$", text, re.M), reason
     series = re.findall(
         r'^vllm:lora_requests_info{max_lora="2",running_lora_adapters="(.*)",waiting_lora_adapters="(.*)"} (\S+)$',
         text,
@@ -275,6 +190,13 @@ async def test_where_there_is_no_adapter(api: Api, kind: str) -> None:
     assert_error(answer, 404, "NotFoundError", "Loading lora a failed: No adapter found for <path>")
 
 
+async def test_paths_are_hidden_only_where_files_usually_lie(api: Api) -> None:
+    for path in ("no/such", "/nonesuch/x"):
+        assert_error(
+            await api.load("a", path), 404, "NotFoundError", f"Loading lora a failed: No adapter found for {path}"
+        )
+
+
 async def test_a_path_that_is_a_file(api: Api) -> None:
     answer = await api.load("a", api.adapter("a1/adapter_config.json"))
     assert_error(answer, 500, "InternalServerError", r".*\[Errno 20\] Not a directory.*")
@@ -316,12 +238,56 @@ async def test_a_new_path_under_an_old_name_meets_no_cached_block_of_the_old(api
 
 
 async def test_the_shape_of_a_completion(api: Api) -> None:
-    document = (await api.complete("tiny", "hello", 4)).json
-    assert {"id", "object", "created", "model", "choices", "usage"} <= set(document)
-    assert (document["object"], document["model"]) == ("text_completion", "tiny")
-    choice = document["choices"][0]
-    assert (choice["index"], choice["finish_reason"]) == (0, "length")
-    assert choice["prompt_token_ids"] == [3 + byte for byte in b"hello"]
-    assert len(choice["token_ids"]) == 4
-    usage = {key: document["usage"][key] for key in ("prompt_tokens", "completion_tokens", "total_tokens")}
-    assert usage == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+    await api.load("a", api.adapter("a1"))
+    for model, said in (("tiny", "tiny"), ("alias", "tiny"), ("a", "a")):
+        document = (await api.complete(model, "hello", 4)).json
+        assert set(document) == COMPLETION
+        assert (document["object"], document["model"]) == ("text_completion", said)
+        (choice,) = document["choices"]
+        assert set(choice) == CHOICE
+        assert (choice["index"], choice["finish_reason"]) == (0, "length")
+        assert choice["prompt_token_ids"] == [3 + byte for byte in b"hello"]
+        assert len(choice["token_ids"]) == 4
+        assert set(document["usage"]) == USAGE
+        usage = {key: document["usage"][key] for key in ("prompt_tokens", "completion_tokens", "total_tokens")}
+        assert usage == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+
+
+async def test_completions_that_leave_things_out_or_ask_for_too_much(api: Api) -> None:
+    answer = await api.call("POST", "/v1/completions", {"prompt": [1], "max_tokens": 1})
+    assert (answer.status, answer.json["model"], answer.json["choices"][0]["token_ids"]) == (200, "tiny", None)
+    nothing = await api.call("POST", "/v1/completions", {"model": "tiny", "max_tokens": 2})
+    message = r"Either prompt or prompt_embeds must be provided and non-empty\. \(parameter=prompt\)"
+    assert_error(nothing, 400, "BadRequestError", message, "prompt")
+    message = r"This model's maximum context length is 512 tokens\..*"
+    assert_error(await api.complete("tiny", "x" * 600, 2), 400, "BadRequestError", message, "input_tokens")
+    assert len(await api.tokens("tiny", "x" * 500, 300)) <= 12
+
+
+async def test_fields_that_count_for_nothing(api: Api) -> None:
+    body = {"lora_name": "a", "lora_path": api.adapter("a1"), "base_model_name": "another", "no_such": 1}
+    charset = {"Content-Type": "application/json; charset=utf-8"}
+    answer = await api.call("POST", "/v1/load_lora_adapter", raw=json.dumps(body).encode(), **charset)
+    assert_success(answer, "Success: LoRA adapter 'a' added successfully.")
+    answer = await api.call("POST", "/v1/unload_lora_adapter", {"lora_name": "a", "lora_int_id": 999})
+    assert_success(answer, "Success: LoRA adapter 'a' removed successfully.")
+
+
+async def test_load_inplace_of_what_is_not_there(api: Api) -> None:
+    assert (await api.load("a", api.adapter("a1"), load_inplace=True)).status == 200
+    before = await api.tokens("a")
+    answer = await api.load("a", api.broken("empty-dir"), load_inplace=True)
+    assert_error(answer, 404, "NotFoundError", "Loading lora a failed: No adapter found for <path>")
+    assert await api.adapters() == {"a": api.adapter("a1")}
+    assert await api.tokens("a") == before
+
+
+async def test_unload_while_a_request_runs(api: Api) -> None:
+    await api.load("a", api.adapter("a1"))
+    expected = await api.tokens("a", "hi", 150)
+    running = asyncio.create_task(api.tokens("a", "hi", 150))
+    await until_metric(api, "vllm:num_requests_running", 1)
+    assert (await api.unload("a")).status == 200
+    assert (await api.complete("a")).status == 404
+    assert not running.done()
+    assert await running == expected

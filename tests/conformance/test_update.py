@@ -18,7 +18,6 @@ from tests.vllm.agent import Agent
 from tests.vllm.client import LONG, Asker, Client
 from tests.vllm.fixtures import STALE_VERSION
 from tests.vllm.model import HIDDEN
-from tests.vllm.server import VllmServer
 
 # As many as fit beside the prompt: such a request runs for seconds, and so across the change.
 MANY = 200
@@ -44,10 +43,7 @@ def stubborn_url(request: pytest.FixtureRequest, tiny: Path) -> Iterator[str]:
         with stub(tiny) as url:
             yield url
         return
-    server: VllmServer = request.getfixturevalue("make_vllm")(version=STALE_VERSION)
-    server.start()
-    yield server.url
-    server.stop()
+    yield request.getfixturevalue("stubborn").url
 
 
 @contextmanager
@@ -72,9 +68,14 @@ def test_no_answer_mixes_old_and_new_even_with_requests_running_across_the_chang
     source = shutil.copytree(tiny / "adapters" / "a1", tmp_path / "source")
     agent = Agent(tmp_path / "agent", stale_url, "--capacity", "20")
     with agent:
+        # Two others have the slots most of the time, so that requests also wait: vLLM's metrics don't name those.
+        for name in ("a3", "a4"):
+            agent.apply(name, f"file://{tiny / 'adapters' / name}")
+            agent.wait(name, "Loaded")
         agent.apply("u", f"file://{source}", source={"refreshInterval": "1s"})
         revision = agent.wait("u", "Loaded")["revision"]
-        with Asker(client, "u", LONG, MANY) as long, Asker(client, "u", LONG, 12) as short:
+        others = Asker(client, "a3", "hello", MANY), Asker(client, "a4", "hello", MANY)
+        with others[0], others[1], Asker(client, "u", LONG, MANY) as long, Asker(client, "u", LONG, 12) as short:
             agent.until(lambda: long.asked and short.asked > 3, "requests are answered from the cache", 120)
             shutil.copytree(tiny / "adapters" / "a2", source, dirs_exist_ok=True)
             agent.until(
@@ -87,8 +88,9 @@ def test_no_answer_mixes_old_and_new_even_with_requests_running_across_the_chang
         assert long.tokens() == [old, new]
         assert short.tokens() == [old[:12], new[:12]]
         assert long.statuses() | short.statuses() <= {200, 404}
-        agent.delete("u")
-        agent.until(lambda: client.models() == {}, "it is unloaded")
+        for name in ("u", "a3", "a4"):
+            agent.delete(name)
+        agent.until(lambda: client.models() == {}, "all is unloaded")
 
 
 def test_where_the_cache_cannot_be_reset_the_old_keeps_serving_until_it_is_told_otherwise(

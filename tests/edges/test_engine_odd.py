@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from sidecar.core.metrics_vllm import Traffic
 from sidecar.edges.engine import MAX_ANSWER, VllmEngine
 from sidecar.edges.engine_url import base_url
 from sidecar.ports import EngineDisconnected, EngineRefused, EngineTimeout, EngineUnavailable
@@ -234,3 +236,52 @@ async def test_already_loaded_without_being_listed_is_refused(session: aiohttp.C
     async with scripted({"GET /v1/models": (200, MODELS), LOAD: (400, body)}) as server:
         with pytest.raises(EngineRefused, match="it isn't listed"):
             await connect(session, server.url).load("a", "/r/a")
+
+
+def in_flight(running: int, waiting: int, *names: str) -> bytes:
+    counts = {"running": running, "waiting": waiting}
+    gauges = "".join(f'vllm:num_requests_{kind}{{engine="0"}} {count}\n' for kind, count in counts.items())
+    label = ",".join(names)
+    series = f'vllm:lora_requests_info{{running_lora_adapters="{label}",waiting_lora_adapters=""}} 9.0\n'
+    return METRICS + gauges.encode() + series.encode()
+
+
+@pytest.mark.parametrize(
+    ("completion", "metrics", "expected"),
+    [
+        ((200, b"{}"), in_flight(0, 0), Traffic.NONE),
+        ((200, b"{}"), in_flight(1, 0, "b"), Traffic.NONE),
+        ((200, b"{}"), in_flight(1, 1, "b"), Traffic.PERHAPS),
+        ((200, b"{}"), in_flight(1, 0, "a"), Traffic.SOME),
+        ((200, b"{}"), b"", Traffic.UNKNOWN),
+        # Models that embed or classify generate nothing: what the metrics tell by themselves has to do.
+        ((404, b"{}"), in_flight(1, 0, "b"), Traffic.NONE),
+        ((400, b"{}"), in_flight(1, 1, "b"), Traffic.PERHAPS),
+    ],
+)
+async def test_traffic(
+    session: aiohttp.ClientSession, completion: tuple[int, bytes], metrics: bytes, expected: Traffic
+) -> None:
+    answers = {"GET /v1/models": (200, MODELS), "GET /metrics": (200, metrics), "POST /v1/completions": completion}
+    async with scripted(answers) as server:
+        engine = connect(session, server.url)
+        await engine.look()
+        assert await engine.traffic("a") is expected
+        asked = [request.path for request in server.seen]
+        assert asked.index("/v1/completions") < len(asked) - 1
+        assert asked[-1] == "/metrics"
+
+
+async def test_traffic_of_an_engine_that_gives_no_token_in_time(
+    session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    monkeypatch.setattr("sidecar.edges.engine.OVERTAKE_TIMEOUT", 0.1)
+    answers = {"GET /v1/models": (200, MODELS), "GET /metrics": (200, in_flight(0, 0)), "POST /v1/completions": hang}
+    async with scripted(answers) as server:
+        engine = connect(session, server.url)
+        await engine.look()
+        assert await engine.traffic("a") is Traffic.PERHAPS

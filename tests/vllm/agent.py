@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.ports import free_port
+from tests.s3server import S3Server
 
 REPOSITORY = Path(__file__).parents[2]
 Row = dict[str, Any]
@@ -32,13 +33,14 @@ class Agent:
         engine_url: str,
         *flags: str,
         name: str = "w1",
+        port: int = 0,
         env: dict[str, str] | None = None,
         hasty: dict[str, float] | None = None,
     ) -> None:
         self.folder, self.name, self.engine_url = folder, name, engine_url
         self.manifests, self.adapters_dir, self.log = folder / "manifests", folder / "adapters", folder / "log"
         self.manifests.mkdir(parents=True, exist_ok=True)
-        self.port = free_port()
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         module = "tests.vllm.hasty" if hasty else "sidecar"
         self.command = [sys.executable, "-m", module, "run", "--backend", "standalone", "--name", name]
@@ -133,3 +135,13 @@ class Agent:
                 rows = json.dumps(self.rows(), indent=1)
                 raise AssertionError(f"not within {seconds} s: {what}\n{rows}\n{self.log.read_text()[-5000:]}")
             time.sleep(0.05)
+
+
+MakeAgent = Callable[..., Agent]
+
+
+def upload(s3: S3Server, prefix: str, folder: Path) -> str:
+    """Put an adapter's files behind a URI."""
+    for file in sorted(folder.iterdir()):
+        s3.put("adapters", f"{prefix}/{file.name}", file.read_bytes())
+    return f"s3://adapters/{prefix}"

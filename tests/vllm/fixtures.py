@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,18 @@ VERSION = "0.32.0"
 # The last vLLM whose prefix cache takes a new adapter for the old one of the same name, whatever its path.
 STALE_VERSION = "0.30.0"
 KEY = "the-key-of-these-tests"
+# More tests than that are worth all servers.
+MANY = 40
+FIXED = ["--lora-modules", "fixed={tiny}/adapters/a6"]
+# Name -> arguments, version, options of VllmServer: in the order in which the tests need them.
+SERVERS: dict[str, tuple[list[str], str, dict[str, Any]]] = {
+    "vllm": ([], VERSION, {}),
+    "guarded": (["--api-key", KEY, *FIXED], VERSION, {"dev_mode": True}),
+    "static": (FIXED, VERSION, {"runtime_updating": False}),
+    "stale": ([], STALE_VERSION, {"dev_mode": True}),
+    "stubborn": ([], STALE_VERSION, {}),
+    "second": ([], VERSION, {}),
+}
 
 
 def python_of(version: str) -> str:
@@ -42,52 +57,97 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class Fleet:
+    """The servers that tests share, each started when it is first asked for, or before by `begin`."""
+
+    def __init__(self, tiny: Path, logs: Path) -> None:
+        self._tiny, self._logs = tiny, logs
+        self._servers: dict[str, VllmServer] = {}
+        self._locks = {name: threading.Lock() for name in SERVERS}
+        self._ended = False
+
+    def get(self, name: str) -> VllmServer:
+        """That server, healthy as of its start. Raises RuntimeError if it doesn't start; skips as `python_of`."""
+        with self._locks[name]:
+            if name not in self._servers:
+                arguments, version, options = SERVERS[name]
+                arguments = [argument.format(tiny=self._tiny) for argument in arguments]
+                python, log = python_of(version), self._logs / f"{name}.log"
+                server = VllmServer(python, self._tiny / "model", log, *arguments, **options)
+                server.start()
+                self._servers[name] = server
+            return self._servers[name]
+
+    def begin(self) -> threading.Thread:
+        """Start all, one after the other, beside the tests: each start takes half a minute of one core."""
+
+        def start() -> None:
+            for name in SERVERS:
+                # Whoever asks for a server that doesn't start hears why.
+                with contextlib.suppress(RuntimeError, pytest.skip.Exception, pytest.fail.Exception):
+                    if not self._ended:
+                        self.get(name)
+
+        thread = threading.Thread(target=start, daemon=True)
+        thread.start()
+        return thread
+
+    def stop(self) -> None:
+        """End them all."""
+        self._ended = True
+        for name, lock in self._locks.items():
+            with lock:
+                if name in self._servers:
+                    self._servers[name].stop()
+
+
 @pytest.fixture(scope="session")
-def make_vllm(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., VllmServer]]:
-    """Makes servers, not yet started: arguments as for VllmServer's, and `version`. Stops them all in the end."""
-    servers: list[VllmServer] = []
-    logs = tmp_path_factory.mktemp("vllm")
-
-    def make(*arguments: str, version: str = VERSION, **options: bool | dict[str, str]) -> VllmServer:
-        log = logs / f"{len(servers)}.log"
-        server = VllmServer(python_of(version), tiny / "model", log, *arguments, **options)  # type: ignore[arg-type] # passed through
-        servers.append(server)
-        return server
-
-    try:
-        yield make
-    finally:
-        for server in servers:
-            server.stop()
+def fleet(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """All servers; they start before they are asked for when many tests will."""
+    fleet = Fleet(tiny, tmp_path_factory.mktemp("vllm"))
+    many = sum(item.get_closest_marker("vllm") is not None for item in request.session.items) > MANY
+    starting = fleet.begin() if many else None
+    yield fleet
+    fleet.stop()
+    if starting is not None:
+        starting.join()
 
 
 @pytest.fixture(scope="session")
-def vllm(make_vllm: Callable[..., VllmServer]) -> VllmServer:
+def vllm(fleet: Fleet) -> VllmServer:
     """The server that most tests share: no key, runtime updating, two at once, three in memory, rank 16."""
-    server = make_vllm()
-    server.start()
+    return fleet.get("vllm")
+
+
+@pytest.fixture(scope="session")
+def second(fleet: Fleet) -> VllmServer:
+    """Another like it, for pools of two."""
+    return fleet.get("second")
+
+
+@pytest.fixture
+def guarded(fleet: Fleet) -> VllmServer:
+    """A server with an API key, an adapter from its command line, and dev mode. Tests may end it."""
+    server = fleet.get("guarded")
+    if server.exited() is not None:
+        server.stop()
+        server.start()
     return server
 
 
 @pytest.fixture(scope="session")
-def guarded(make_vllm: Callable[..., VllmServer], tiny: Path) -> VllmServer:
-    """A server with an API key, an adapter from its command line, and dev mode. Tests that end it start it again."""
-    server = make_vllm("--api-key", KEY, "--lora-modules", f"fixed={tiny / 'adapters' / 'a6'}", dev_mode=True)
-    server.start()
-    return server
-
-
-@pytest.fixture(scope="session")
-def static(make_vllm: Callable[..., VllmServer], tiny: Path) -> VllmServer:
+def static(fleet: Fleet) -> VllmServer:
     """A server that takes no adapters at run time."""
-    server = make_vllm("--lora-modules", f"fixed={tiny / 'adapters' / 'a6'}", runtime_updating=False)
-    server.start()
-    return server
+    return fleet.get("static")
 
 
 @pytest.fixture(scope="session")
-def stale(make_vllm: Callable[..., VllmServer]) -> VllmServer:
+def stale(fleet: Fleet) -> VllmServer:
     """An old vLLM that mixes cached blocks of old weights with new ones, and can reset its prefix cache."""
-    server = make_vllm(version=STALE_VERSION, dev_mode=True)
-    server.start()
-    return server
+    return fleet.get("stale")
+
+
+@pytest.fixture(scope="session")
+def stubborn(fleet: Fleet) -> VllmServer:
+    """An old vLLM as people run it: its prefix cache can't be reset."""
+    return fleet.get("stubborn")

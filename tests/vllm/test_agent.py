@@ -3,55 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.s3server import S3Server
-from tests.vllm.agent import Agent
+from tests.vllm.agent import MakeAgent, upload
 from tests.vllm.client import LONG, Asker, Client
 from tests.vllm.fixtures import KEY
 from tests.vllm.model import LOADED_ALL_THE_SAME
 from tests.vllm.server import VllmServer
-
-MakeAgent = Callable[..., Agent]
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    with S3Server() as server:
-        yield server
-
-
-@pytest.fixture
-def make_agent(tmp_path: Path, s3: S3Server) -> Iterator[MakeAgent]:
-    """Makes agents, started; what they loaded is unloaded in the end."""
-    agents: list[Agent] = []
-
-    def make(server: VllmServer, *flags: str, name: str = "w1", start: bool = True) -> Agent:
-        agent = Agent(tmp_path / name, server.url, "--capacity", "20", *flags, name=name, env=s3.env)
-        agents.append(agent)
-        if start:
-            agent.start()
-        return agent
-
-    yield make
-    for agent in agents:
-        agent.stop()
-        client = Client(agent.engine_url)
-        if client.post("/health")[0]:
-            for name, root in client.models().items():
-                if root.startswith(str(agent.adapters_dir)):
-                    client.post("/v1/unload_lora_adapter", lora_name=name)
-
-
-def upload(s3: S3Server, prefix: str, folder: Path) -> str:
-    """Put an adapter's files behind a URI."""
-    for file in sorted(folder.iterdir()):
-        s3.put("adapters", f"{prefix}/{file.name}", file.read_bytes())
-    return f"s3://adapters/{prefix}"
 
 
 @pytest.fixture
@@ -65,11 +28,11 @@ def test_from_a_bucket_to_an_answer_and_away_again(
     base = client.tokens("tiny")
     agent = make_agent(vllm)
     for name in ("a1", "a2"):
-        agent.apply(name, upload(s3, f"first/{name}", tiny / "adapters" / name), servedName=f"Org/{name}:latest")
+        agent.apply(name, upload(s3, f"first/{name}", tiny / "adapters" / name), servedName=f"Org/{name}.V2:latest")
     # The base model may be named by its alias, or by where it lies.
     agent.apply("a3", upload(s3, "first/a3", tiny / "adapters" / "a3"), baseModel="alias")
     agent.apply("a4", upload(s3, "first/a4", tiny / "adapters" / "a4"), baseModel=str(tiny / "model"))
-    served = {"a1": "Org/a1:latest", "a2": "Org/a2:latest", "a3": "a3", "a4": "a4"}
+    served = {"a1": "Org/a1.V2:latest", "a2": "Org/a2.V2:latest", "a3": "a3", "a4": "a4"}
     for name, model in served.items():
         agent.wait(name, "Loaded")
         assert [client.tokens(model)] == client.direct(tiny / "adapters" / name, "hello") != [base]
@@ -81,25 +44,52 @@ def test_from_a_bucket_to_an_answer_and_away_again(
     assert client.tokens("tiny") == base
 
 
+# What becomes of each broken adapter, and what is said of it. Only the engine knows its model and its largest rank.
+BROKEN = {
+    "config-missing": ("Rejected", "adapter_config.json: is missing"),
+    "config-no-r": ("Rejected", "r is missing"),
+    "config-not-json": ("Rejected", "is not JSON"),
+    "dora": ("Rejected", "does not serve DoRA"),
+    "empty-dir": ("Failed", "s3://adapters/broken/empty-dir"),
+    "rank-mismatch": ("Loaded", "has rank 8, but adapter_config.json says 16"),
+    "rank-too-high": ("Failed", "LoRA rank 32 is greater than max_lora_rank 16. Start vLLM with --max-lora-rank 32."),
+    "weights-empty": ("Rejected", "has 0 bytes"),
+    "weights-flipped": ("Loaded", ""),
+    "weights-garbage": ("Rejected", "announce a header of"),
+    "weights-missing": ("Rejected", "adapter_model.safetensors: is missing"),
+    "weights-truncated": ("Rejected", "holds 15368 bytes of data; its header describes 32768"),
+    "wrong-base": ("Loaded", ""),
+    "wrong-hidden": ("Failed", "The size of tensor a (64) must match the size of tensor b (128)"),
+    "wrong-modules": ("Failed", "expected target modules in"),
+}
+
+
 def test_each_broken_adapter_is_refused_or_reported_and_stops_no_other(
-    make_agent: MakeAgent, vllm: VllmServer, client: Client, s3: S3Server, tiny: Path
+    make_agent: MakeAgent, vllm: VllmServer, client: Client, s3: S3Server, tiny: Path, tmp_path: Path
 ) -> None:
-    agent = make_agent(vllm, "--max-lora-rank", "16")
-    kinds = sorted(path.name for path in (tiny / "broken").iterdir())
-    for kind in kinds:
+    assert {path.name for path in (tiny / "broken").iterdir()} == BROKEN.keys()
+    agent = make_agent(vllm)
+    for kind in BROKEN:
         agent.apply(kind, upload(s3, f"broken/{kind}", tiny / "broken" / kind))
     for name in ("a1", "a2"):
         agent.apply(name, upload(s3, f"good/{name}", tiny / "adapters" / name))
-        agent.wait(name, "Loaded")
-    bad = [kind for kind in kinds if kind not in LOADED_ALL_THE_SAME]
+        revision = agent.wait(name, "Loaded")["revision"]
+    # One bit of a2 has changed on the way: the engine wouldn't notice, but the manifest says what it must be.
+    flipped = shutil.copytree(tiny / "adapters" / "a2", tmp_path / "flipped") / "adapter_model.safetensors"
+    flipped.write_bytes(flipped.read_bytes()[:-1] + bytes([flipped.read_bytes()[-1] ^ 1]))
+    agent.apply("pinned", upload(s3, "good/flipped", flipped.parent), source={"digest": revision})
     agent.until(
-        lambda: all(agent.state(kind) in ("Failed", "Rejected") for kind in bad), "all bad ones are reported", 60
+        lambda: all(agent.state(kind) == state for kind, (state, _) in BROKEN.items()), "all are what they are", 60
     )
+    agent.until(lambda: agent.state("pinned") in ("Failed", "Rejected"), "what isn't what it should be is refused", 60)
     rows = agent.rows()
-    for kind in bad:
-        assert rows[kind]["message"], kind
+    assert revision in rows["pinned"]["message"]
+    for kind, (_, reason) in BROKEN.items():
+        assert reason in rows[kind]["message"], kind
         assert "stack trace" not in rows[kind]["message"]
-    assert not client.models().keys() & set(bad)
+    loaded = {kind for kind, (state, _) in BROKEN.items() if state == "Loaded"}
+    assert client.models().keys() == {"a1", "a2"} | loaded
+    assert loaded == LOADED_ALL_THE_SAME
     for name in ("a1", "a2"):
         assert [client.tokens(name)] == client.direct(tiny / "adapters" / name, "hello")
     assert agent.get("/healthz")[0] == 200
@@ -194,15 +184,19 @@ def test_an_agent_that_is_killed_and_started_again_disturbs_nothing(
     make_agent: MakeAgent, vllm: VllmServer, client: Client, s3: S3Server, tiny: Path
 ) -> None:
     agent = make_agent(vllm)
-    agent.apply("a1", upload(s3, "again/a1", tiny / "adapters" / "a1"))
-    agent.apply("a2", upload(s3, "again/a2", tiny / "adapters" / "a2"))
-    for name in ("a1", "a2"):
+    for name in ("a1", "a2", "a3"):
+        agent.apply(name, upload(s3, f"again/{name}", tiny / "adapters" / name))
         agent.wait(name, "Loaded")
     expected = client.tokens("a1")
     with Asker(client, "a1", "hello") as asker:
         agent.kill()
-        agent.delete("a2")  # while nobody watches
+        # While nobody watches. That the engine lists a3 is not enough then: it is loaded from where the old one lies.
+        agent.delete("a2")
+        agent.apply("a3", upload(s3, "again/a4", tiny / "adapters" / "a4"))
         agent.start()
         agent.wait("a1", "Loaded")
-        agent.until(lambda: client.models().keys() == {"a1"}, "what was deleted meanwhile is unloaded", 60)
+        agent.until(lambda: client.models().keys() == {"a1", "a3"}, "what was deleted meanwhile is unloaded", 60)
+        agent.until(lambda: agent.rows()["a3"]["source"].endswith("a4") and agent.state("a3") == "Loaded", "a3 is new")
+        (new,) = client.direct(tiny / "adapters" / "a4", "hello")
+        agent.until(lambda: client.complete("a3") == (200, new), "a3 answers as the new one does")
     assert asker.answers == [(200, expected)]

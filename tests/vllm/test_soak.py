@@ -11,11 +11,8 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import pytest
 
 from sidecar.edges.sample_adapter import write_adapter
 from tests.bench.results import record, table
@@ -141,12 +138,6 @@ class Watcher:
             for name, root in roots.items():
                 if not Path(root).is_dir():
                     self.truth.wrong.append(f"{name} is loaded, and its files at {root} are gone")
-
-
-@pytest.fixture
-def s3() -> Iterator[S3Server]:
-    with S3Server() as server:
-        yield server
 
 
 def test_soak(vllm: VllmServer, s3: S3Server, tmp_path: Path) -> None:
