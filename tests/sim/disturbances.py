@@ -118,7 +118,7 @@ class Disturbances:
         await self._stale([self.any()], self.rng.uniform(1, 20))
 
     async def api_outage(self) -> None:
-        await self._stale(list(self.pool.workers.values()), self.rng.uniform(1, 60))
+        await self._stale(list(self.pool.workers.values()), self.rng.uniform(1, 30))
 
     async def _stale(self, workers: list[SimWorker], seconds: float) -> None:
         for worker in workers:
@@ -136,7 +136,7 @@ class Disturbances:
     async def full_disk(self) -> None:
         disk = self.any().disk
         disk.full = True
-        await asyncio.sleep(self.rng.uniform(1, 40))
+        await asyncio.sleep(self.rng.uniform(1, 25))
         disk.full = False
 
     async def weather(self) -> None:
@@ -144,7 +144,7 @@ class Disturbances:
         air, rng = self.pool.air, self.rng
         air.loss, air.duplicate = rng.uniform(0, 0.25), rng.choice((0.0, 0.3))
         air.delay = rng.choice(((0.0005, 0.005), (0.01, 0.05), (0.001, 0.2)))
-        await asyncio.sleep(rng.uniform(5, 40))
+        await asyncio.sleep(rng.uniform(5, 25))
         air.loss, air.duplicate, air.delay = 0.0, 0.0, (0.0005, 0.005)
 
     async def no_datagrams(self) -> None:
@@ -152,7 +152,7 @@ class Disturbances:
         everyone = [w.address for w in self.pool.workers.values()]
         some = set(self.rng.sample(everyone, self.rng.choice((1, len(everyone)))))
         self.pool.air.deaf |= some
-        await asyncio.sleep(self.rng.choice((5.0, 40.0)))
+        await asyncio.sleep(self.rng.choice((5.0, 25.0)))
         self.pool.air.deaf -= some
 
     async def rotate_keys(self) -> None:
@@ -168,7 +168,7 @@ class Disturbances:
                 worker.keys = self.pool.keys
                 await asyncio.sleep(self.rng.uniform(0, 1))
             # An agent that is stopped reads its file when it runs again.
-            await asyncio.sleep(3.0 + 32.0 * any(w.process.frozen for w in self.pool.workers.values()))
+            await asyncio.sleep(3.0 + 22.0 * any(w.process.frozen for w in self.pool.workers.values()))
         self.rotating = False
 
     # Sudden
@@ -194,7 +194,7 @@ class Disturbances:
         if both_ways:
             pairs |= {(b, a) for a, b in pairs}
         self.pool.air.cut |= pairs
-        seconds = self.rng.choice((2.0, 10.0, 60.0))
+        seconds = self.rng.choice((2.0, 10.0, 40.0))
         self.views.upset(seconds + 60)
         await asyncio.sleep(seconds)
         self.pool.air.cut -= pairs
@@ -239,7 +239,7 @@ class Disturbances:
         if f"{first.key}~1" in self.pool.workers:
             return
         clone = self.pool.add_worker(first.zone, first.capacity, first.engine.version, key=f"{first.key}~1")
-        await asyncio.sleep(self.rng.uniform(5, 60))
+        await asyncio.sleep(self.rng.uniform(5, 40))
         if self.there(clone):
             await self._remove(clone)
 
@@ -284,7 +284,7 @@ class Disturbances:
         worker = self.any()
         self.views.trouble[worker.key] += 1
         worker.freeze()
-        await asyncio.sleep(self.rng.choice((0.3, 1.5, 6.0, 30.0)))
+        await asyncio.sleep(self.rng.choice((0.3, 1.5, 6.0, 20.0)))
         worker.thaw()
         await asyncio.sleep(15)
         self.views.trouble[worker.key] -= 1

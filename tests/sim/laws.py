@@ -130,11 +130,11 @@ class Watcher:
             for key, adapter in self.pool.adapters.items():
                 self._check_service(key, adapter.served_name, now)
             rounds += 1
-            if rounds % 5 == 0:
+            if rounds % 3 == 0:
                 for fault in self.views.look():
                     self._fault(fault)
                 self._check_air()
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2)
 
     def _check_worker(self, worker: SimWorker, now: float) -> None:
         if (error := worker.crashed()) is not None:

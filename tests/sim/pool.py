@@ -68,10 +68,9 @@ class SimWorker:
         pool = self.pool
         self._skew_then = self.skew
         try:
-            identity = take_identity(self.disk, self.clock(), self.uid if pool.by_uid else "")
+            identity = take_identity(self.disk, self.clock(), self.uid)
         except DiskFull:
             return False
-        self.uid = identity.uid
         self.process = Process()
         host = Host(self.address, self.process)
         watch = EngineWatch(self.engine, self.clock, interval=1.0, up_window=3.0)

@@ -11,7 +11,7 @@ from .laws import Broken
 from .loop import run
 
 QUIET = 1500.0
-GOOD = 12.0
+GOOD = 8.0
 
 
 class Story(Disturbances):
@@ -27,7 +27,7 @@ class Story(Disturbances):
         self._build()
         loop = asyncio.get_running_loop()
         watcher = loop.create_task(self.watch.run())
-        await asyncio.sleep(20)
+        await asyncio.sleep(15)
         under_way: list[asyncio.Task[None]] = []
         possible = self.possible()
         for _ in range(self.rng.randint(3, 12)):
@@ -38,7 +38,7 @@ class Story(Disturbances):
             under_way.append(begun)
             if self.rng.random() < 0.7:
                 await asyncio.wait([begun])
-            await asyncio.sleep(self.rng.choice((0.2, 2.0, 10.0, 40.0)) * self.rng.random())
+            await asyncio.sleep(self.rng.choice((0.2, 2.0, 10.0, 25.0)) * self.rng.random())
             self._judge(watcher)
         await asyncio.gather(*under_way)
         await self._heal()

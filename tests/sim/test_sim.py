@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
 
 from .story import tell
 
-QUICK = 24
-SLOW = 300
+QUICK = 20
+SLOW = 320
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +42,11 @@ def test_laws_hold_for_many_seeds(first: int) -> None:
 
 def test_one_seed_is_one_story() -> None:
     assert tell(3).watch.log == tell(3).watch.log
+
+
+def test_the_command_tells_what_it_ran() -> None:
+    command = [sys.executable, "-m", "tests.sim", "--from", "8", "--seeds", "2", "--jobs", "2"]
+    done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 seeds (8 to 9), 0 broken" in done.stdout
+    assert "disturbances: " in done.stdout

@@ -89,6 +89,8 @@ class SimEngine:
         self.hung = False
         self.base_models: tuple[BaseModel, ...] = (BaseModel(id=BASE, root="/models/base"),)
         self.adapters: dict[str, str] = {}
+        # A load takes so many seconds, at least and at most.
+        self.pace = (0.01, 0.8)
         self.refuses: set[str] = set()
         self.dies_of: set[str] = set()
         self.on_change: Callable[[str, str], None] = lambda what, name: None
@@ -121,7 +123,7 @@ class SimEngine:
         )
 
     async def load(self, name: str, path: str) -> None:
-        process = await self._answer(0.01, 0.8)
+        process = await self._answer(*self.pace)
         if path in self.dies_of:
             self.kill()
             self.on_change("died", path)
