@@ -34,6 +34,11 @@ log = structlog.get_logger()
 # Thought through at least this often, whatever happens or doesn't.
 LONGEST_NAP = 10.0
 SHORTEST_NAP = 0.05
+# After a pass that took t seconds of thought the next begins no sooner than REST * t later (LONGEST_REST at most): what
+# changes meanwhile is taken together. With few adapters that is a few milliseconds; while hundreds come at once it
+# leaves the core to the work that they cause.
+REST = 5.0
+LONGEST_REST = 0.2
 TIDY_EVERY = 15.0
 
 
@@ -76,6 +81,7 @@ class Reconciler:
         self._base_models: tuple[str, ...] = (base_model,) if base_model else ()
         self._saved = b""
         self._tidied = 0.0
+        self._thought = 0.0
         self._keeper = Keeper(store, engine, memory)
         self._saving = asyncio.Lock()
         self.memory = memory
@@ -123,14 +129,17 @@ class Reconciler:
                 wake_at = await self.step()
                 self.beat = self._clock()
                 self._meter.reconciled(self.beat - began)
-                nap = min(max(wake_at - self.beat, SHORTEST_NAP), LONGEST_NAP)
+                await asyncio.sleep(min(REST * self._thought, LONGEST_REST))
+                nap = min(max(wake_at - self._clock(), SHORTEST_NAP), LONGEST_NAP)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), nap)
+                    async with asyncio.timeout(nap):
+                        await self._changed.wait()
         finally:
             await self.executor.stop()
 
     async def step(self) -> float:
         """One pass; returns when to think again at the latest."""
+        began = self._clock()
         world = await self.look()
         plan_ = plan(world)
         self.memory.drains = dict(plan_.drains)
@@ -139,6 +148,7 @@ class Reconciler:
         self._tell(world, plan_)
         self._ready_progress(world)
         self.on_step()
+        self._thought = self._clock() - began
         await self._keeper.before_actions(world)
         for action in plan_.actions:
             self.executor.start(action, self.adapters.get(action.key))
