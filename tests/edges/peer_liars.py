@@ -231,3 +231,13 @@ async def a_list_without_end(ask: Ask) -> web.StreamResponse:
 
 for lie in (another_list, a_list_of_nonsense, a_list_without_end):
     lie.about_lists = True  # type: ignore[attr-defined]  # a mark for Liar
+
+
+async def slowly_but_surely(ask: Ask) -> web.StreamResponse:
+    """Three seconds for a chunk: more than half the patience of those who test with four."""
+    response = await ask.begin(len(ask.data))
+    step = 512 * 1024
+    for at in range(0, len(ask.data), step):
+        await ask.send(response, ask.data[at : at + step])
+        await asyncio.sleep(3.0 * step / (4 * 1024 * 1024))
+    return response

@@ -100,6 +100,16 @@ async def test_a_parent_that_keeps_one_waiting_is_passed_by_and_not_struck_out(
     assert [ask.sent for ask in liar.asked] == sent, "it talks to nobody any more"
 
 
+@pytest.mark.slow
+async def test_a_parent_on_a_slow_line_is_left_alone_as_long_as_bytes_come(
+    workers: Workers, s3: S3Server, files: Files
+) -> None:
+    wants, asking, liar = await meet(workers, s3, files, lies.slowly_but_surely)
+    found = await asking.fetch(wants)
+    assert content(found.path) == files
+    assert sum(ask.sent for ask in liar.asked) == sum(map(len, files.values())), "all of it, and all of it once"
+
+
 async def test_bytes_that_fit_a_parents_own_hash_but_not_the_pinned_revision_are_not_published(
     workers: Workers, s3: S3Server, proxy: Proxy, files: Files
 ) -> None:
