@@ -136,6 +136,11 @@ class AdapterStore:
         with self._mutex, translated(f"dropping the download {key}"):
             self._staging.drop(self._staging.name(key))
 
+    def release(self, key: str) -> None:
+        """Keep what a download has brought, until its room is needed, but not what was promised to it."""
+        with self._mutex:
+            self._staging.release(self._staging.name(key))
+
     def reuse(self, sha256: str, target: Path) -> bool:
         """Link the content with this hash to `target`, below a staging directory; False if it isn't here.
 

@@ -84,6 +84,9 @@ class ContentStore(Protocol):
     def discard(self, key: str) -> None:
         """Drop a download."""
 
+    def release(self, key: str) -> None:
+        """Keep what a download has brought, until its room is needed, but not what was promised to it."""
+
     def reuse(self, sha256: str, target: Path) -> bool:
         """Link content that is already here to `target`."""
 
@@ -230,10 +233,21 @@ class OriginFetcher:
         log.warning("peers_bytes_refused", adapter=adapter.key, reason=str(error.reason))
 
     async def _bring(self, key: str, job: Job, adapter: Adapter, listing: Listing, read: ReadRange) -> Fetched:
-        """Download, verify, publish. Raises Unverified, having dropped the download, if the content is wrong."""
+        """Download, verify, publish. Raises Unverified, having dropped the download, if the content is wrong.
+
+        What a failure or a cancellation leaves on the disk is gone on with later, but takes no room from others.
+        """
+        try:
+            return await self._bring_in_room(key, job, adapter, listing, read)
+        except BaseException:
+            await uninterrupted(in_thread(partial(self._store.release, key)))
+            raise
+
+    async def _bring_in_room(self, key: str, job: Job, adapter: Adapter, listing: Listing, read: ReadRange) -> Fetched:
         started = asyncio.get_running_loop().time()
         # An archive lies beside what it unpacks to until that is published.
-        await in_thread(partial(self._store.need, listing.size * (2 if listing.archive else 1), key))
+        needed = listing.size * (2 if listing.archive else 1)
+        await uninterrupted(in_thread(partial(self._store.need, needed, key)))
         content = await uninterrupted(in_thread(partial(self._content, key, listing)), undo=PartialContent.close)
         try:
             with self._shared(adapter, listing, content, read) as shared:

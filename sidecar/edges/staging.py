@@ -46,10 +46,14 @@ class Staging:
         self._active.add(self.name(key))
         self._reserved[self.name(key)] = size
 
-    def drop(self, name: str) -> None:
-        """Remove an area by its directory's name."""
+    def release(self, name: str) -> None:
+        """No download uses an area for now: it counts as what is there, and as abandoned."""
         self._reserved.pop(name, None)
         self._active.discard(name)
+
+    def drop(self, name: str) -> None:
+        """Remove an area by its directory's name."""
+        self.release(name)
         remove_tree(self._fs, self.root / name)
 
     def drop_stale(self) -> None:

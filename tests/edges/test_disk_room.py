@@ -183,6 +183,21 @@ def test_a_promise_ends_with_the_publication(store: AdapterStore) -> None:
     assert store.usage() == 1000 + CONFIG
 
 
+def test_a_promise_ends_when_the_download_is_let_go_and_what_it_brought_goes_when_room_is_needed(
+    store: AdapterStore,
+) -> None:
+    before = store.usage()
+    store.need(500, "one")
+    (store.staging("one") / "some").write_bytes(bytes(100))
+    assert store.usage() == before + 500
+    store.release("one")
+    assert store.usage() == before + 100
+    assert (store.staging("one") / "some").exists(), "it may be gone on with"
+    store.release("one")
+    store.need(store._quota - before - 50, "two")
+    assert not (store.staging("one") / "some").exists()
+
+
 def test_abandoned_downloads_go_before_any_adapter(store: AdapterStore, root: Path) -> None:
     publish(store, content("a"))
     write(store.staging("abandoned"), {"part": bytes(1500)})

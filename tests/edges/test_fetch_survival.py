@@ -19,6 +19,7 @@ from sidecar.ports import DiskFull
 from sidecar.settings import MIB, Settings
 from tests.adapters import Files, adapter, revision
 from tests.edges.fetching import content, fetched, fetcher, ignore, noted, proxy, s3, store, upload, wanted
+from tests.edges.gossip_nodes import until
 from tests.s3proxy import Fault, Proxy
 from tests.s3server import S3Server
 
@@ -49,6 +50,20 @@ async def start(root: Path, uri: str) -> asyncio.subprocess.Process:
 async def revision_by(process: asyncio.subprocess.Process) -> str:
     out, _ = await process.communicate()
     return out.decode().splitlines()[-1]
+
+
+async def test_a_fetch_that_nobody_wants_any_more_takes_no_room_from_others(
+    s3: S3Server, proxy: Proxy, store: AdapterStore, fetcher: OriginFetcher
+) -> None:
+    never = asyncio.Event()
+    proxy.fault = lambda asked: Fault(after=1000, wait=never) if "safetensors" in asked.path else None
+    wants = wanted(upload(s3, "unwanted", adapter("unwanted", weights_bytes=10 * MIB)))
+    fetching = asyncio.create_task(fetched(fetcher, wants))
+    await until(lambda: bool(proxy.gets("safetensors")), 10)
+    assert store.usage() >= 10 * MIB
+    fetching.cancel()
+    await until(lambda: store.usage() < 10 * MIB, 10)
+    never.set()
 
 
 @pytest.mark.slow
