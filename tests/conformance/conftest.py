@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -10,7 +11,7 @@ import pytest
 
 from sidecar.edges.stub_engine import StubEngine
 from tests.conformance.api import Api, like_the_real_one
-from tests.vllm.fixtures import KEY
+from tests.vllm.fixtures import KEY, STALE_VERSION
 from tests.vllm.server import VllmServer
 
 BOTH = ["stub", pytest.param("vllm", marks=pytest.mark.vllm)]
@@ -25,12 +26,30 @@ async def api(request: pytest.FixtureRequest, tiny: Path) -> AsyncIterator[Api]:
                 yield Api(session, stub.url, tiny)
             return
         server: VllmServer = request.getfixturevalue("vllm")
-        api = Api(session, server.url, tiny)
-        try:
+        async with _left_empty(Api(session, server.url, tiny)) as api:
             yield api
-        finally:
-            for name in await api.adapters():
-                await api.unload(name)
+
+
+@pytest.fixture(params=BOTH)
+async def stale_api(request: pytest.FixtureRequest, tiny: Path) -> AsyncIterator[Api]:
+    """An old vLLM, whose prefix cache takes a new adapter for the old one of the same name, in dev mode."""
+    async with aiohttp.ClientSession() as session:
+        if request.param == "stub":
+            async with StubEngine(like_the_real_one(tiny, version=STALE_VERSION, dev_mode=True)) as stub:
+                yield Api(session, stub.url, tiny)
+            return
+        server: VllmServer = request.getfixturevalue("stale")
+        async with _left_empty(Api(session, server.url, tiny)) as api:
+            yield api
+
+
+@asynccontextmanager
+async def _left_empty(api: Api) -> AsyncIterator[Api]:
+    try:
+        yield api
+    finally:
+        for name in await api.adapters():
+            await api.unload(name)
 
 
 @pytest.fixture(params=BOTH)
