@@ -139,6 +139,8 @@ class Draft:
             if refused_revision(memory, adapter) == decision.revision:
                 retry = memory.retries.get(adapter.key)
                 return retry.message if retry else "the engine refused newer content; this revision goes on serving"
+            if refuser := refused_by(self.world, adapter.key, decision.revision):
+                return f"new content waits: the engine of {refuser} refused it"
             if why := blocked(self.world, adapter.key, decision.revision):
                 return f"newer content is held back: {why}"
         elif revision in self.world.quarantined:

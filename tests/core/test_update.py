@@ -198,6 +198,15 @@ def test_a_failed_change_over_waits_for_its_time() -> None:
     assert made.wake_at == NOW + 9
 
 
+def test_who_serves_on_because_another_engine_refused_the_new_content_says_so() -> None:
+    # It served the old content before, too: that is what it wants for as long as the new one is refused.
+    refused = peer("worker-1", entry(A, rev=R1, refused=R2))
+    made = plan_of(A, **targets("worker-1", ME), **NEW, peers=[refused], memory=Memory(previous={A.key: R1}))
+    told = made.statuses[A.key]
+    assert (told.state, told.revision, told.routed) == (State.LOADED, R1, True)
+    assert told.message == "new content waits: the engine of worker-1 refused it"
+
+
 def test_a_refused_update_is_never_tried_again() -> None:
     retry = Retry(input=f"{A.source_id}@{R2}", failures=1, not_before=FOREVER, message="refused")
     made = plan_of(A, **NEW, memory=Memory(retries={A.key: retry}))
