@@ -36,7 +36,7 @@ from sidecar.core.metrics_vllm import Metrics, Traffic, busy_names, idle_between
 from sidecar.edges.engine_key import EngineKey
 from sidecar.edges.engine_url import base_url
 from sidecar.edges.former import FormerHolders
-from sidecar.edges.turns import Turns
+from sidecar.edges.turns import Shared, Turns
 from sidecar.model import EngineView
 from sidecar.ports import (
     REASON_ALREADY_LOADED,
@@ -96,6 +96,7 @@ class VllmEngine:
         self._version = ""
         self._identified = 0.0
         self._former = FormerHolders(self._traffic)
+        self._metrics = Shared(self._read_metrics)
         # Set while the present process is in doubt: at first, and after a look that failed.
         self._doubt = True
 
@@ -182,13 +183,13 @@ class VllmEngine:
         is in flight, reset, load. vLLM before 0.30 answers 200 whether it dropped anything or not; there only an engine
         that was idle before and after counts. Raises EngineUnavailable (try again later), EngineTimeout.
         """
-        before = await self._metrics(IDENTIFY_TIMEOUT)
+        before = await self._metrics()
         for query in ("", "?reset_running_requests=true"):
             status, body = await self._reset(query)
             if status in (404, 405):
                 return False
             said = _success(body) if status == 200 else False
-            if said or (said is None and idle_between(before, await self._metrics(IDENTIFY_TIMEOUT))):
+            if said or (said is None and idle_between(before, await self._metrics())):
                 return True
         text = clean(body.decode("utf-8", "replace"), 100)
         raise EngineUnavailable(
@@ -212,7 +213,7 @@ class VllmEngine:
 
     async def _traffic(self, name: str, surely: bool) -> Traffic:
         overtaken = await self._overtake() if surely else None
-        return traffic(await self._metrics(IDENTIFY_TIMEOUT), name, overtaken)
+        return traffic(await self._metrics(), name, overtaken)
 
     async def _overtake(self) -> bool | None:
         """True when one token has been generated, False if it takes too long, None if the engine generates none."""
@@ -229,7 +230,7 @@ class VllmEngine:
 
     async def in_flight(self) -> frozenset[str] | None:
         """Names with requests that have produced a token, as far as the metrics tell; None when they don't."""
-        metrics = await self._metrics(IDENTIFY_TIMEOUT)
+        metrics = await self._metrics()
         served = frozenset(self._listed.adapters) if self._listed is not None else frozenset()
         return busy_names(metrics, served | self._former.names) if metrics is not None else None
 
@@ -265,7 +266,7 @@ class VllmEngine:
         if not suspicious and now - self._identified < IDENTIFY_INTERVAL:
             return False
         self._identified = now
-        metrics = await self._metrics(IDENTIFY_TIMEOUT)
+        metrics = await self._metrics()
         if metrics is None:
             # Nothing speaks for a restart: the last answer stands. Else it isn't known, and asked at the next look.
             if suspicious:
@@ -283,8 +284,8 @@ class VllmEngine:
             self._former.forget()
         return changed and known
 
-    async def _metrics(self, timeout: float) -> Metrics | None:
-        body = await self._optional("/metrics", timeout, MAX_BODY)
+    async def _read_metrics(self) -> Metrics | None:
+        body = await self._optional("/metrics", IDENTIFY_TIMEOUT, MAX_BODY)
         return parse_metrics(body.decode("utf-8", "replace")) if body is not None else None
 
     async def _optional(self, path: str, timeout: float, limit: int) -> bytes | None:

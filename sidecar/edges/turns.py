@@ -1,13 +1,40 @@
-"""Turns: one holder per key at a time."""
+"""Turns: one holder per key at a time, and calls that many share."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
 
 from sidecar.ports import EngineUnavailable
+
+T = TypeVar("T")
+
+
+class Shared(Generic[T]):
+    """One call for all who ask for it before it begins: never an answer from before one's question.
+
+    While a call is under way, those who come share the one that begins when it has ended. Whoever asks may be
+    cancelled; the call goes on for the others, so it must have a deadline of its own, and raise nothing.
+    """
+
+    def __init__(self, call: Callable[[], Awaitable[T]]) -> None:
+        self._call = call
+        self._under_way: asyncio.Future[T] | None = None
+        self._next: asyncio.Future[T] | None = None
+
+    async def __call__(self) -> T:
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._run(self._under_way))
+        return await asyncio.shield(self._next)
+
+    async def _run(self, before: asyncio.Future[T] | None) -> T:
+        if before is not None:
+            await asyncio.wait({before})
+        self._under_way, self._next = self._next, None
+        return await self._call()
 
 
 class Turns:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sidecar.edges.turns import Turns
+from sidecar.edges.turns import Shared, Turns
 from sidecar.ports import EngineUnavailable
 
 
@@ -66,3 +66,31 @@ async def test_who_holds_on_too_long_lets_the_next_one_in_and_ends_in_peace() ->
                 raise AssertionError("two at once")
     await task
     assert len(turns) == 0
+
+
+async def test_calls_are_shared_by_those_who_came_before_they_began() -> None:
+    begun: list[int] = []
+    began = asyncio.Event()
+    gates = [asyncio.Event() for _ in range(3)]
+
+    async def call() -> int:
+        number = len(begun)
+        begun.append(number)
+        began.set()
+        await gates[number].wait()
+        return number
+
+    shared = Shared(call)
+    first = asyncio.create_task(shared())
+    await began.wait()
+    others = [asyncio.create_task(shared()) for _ in range(5)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert begun == [0]
+    others.pop().cancel()
+    gates[0].set()
+    assert await first == 0
+    gates[1].set()
+    assert await asyncio.gather(*others) == [1] * 4
+    gates[2].set()
+    assert await shared() == 2
