@@ -180,7 +180,10 @@ class LiveView:
 
     def problems(self) -> Sequence[Problem]:
         """See ports.AgentView."""
-        return (*self._backend.view().problems, *self._more_problems())
+        found = [*self._backend.view().problems, *self._more_problems()]
+        if self._agent.unsaved:
+            found.append(Problem(where="memory.json", message=self._agent.unsaved))
+        return found
 
 
 def _peer_row(record: Record, *, heard: float, alive: bool, own: bool) -> Row:

@@ -80,6 +80,8 @@ class Reconciler:
         self.lists = AdapterLists()
         self._base_models: tuple[str, ...] = (base_model,) if base_model else ()
         self._saved = b""
+        # Why the memory on disk is older than this one; "" if it isn't.
+        self.unsaved = ""
         self._tidied = 0.0
         self._thought = 0.0
         self._keeper = Keeper(store, engine, memory)
@@ -375,10 +377,13 @@ class Reconciler:
         async with self._saving:
             data = dump(self.memory)
             if data == self._saved:
+                self.unsaved = ""
                 return
             try:
                 await asyncio.to_thread(self._store.save, "memory.json", data)
             except EdgeError as error:
-                log.error("state_not_saved", error=str(error))
+                if str(error) != self.unsaved:
+                    log.error("state_not_saved", error=str(error))
+                self.unsaved = str(error)
                 return
-            self._saved = data
+            self._saved, self.unsaved = data, ""

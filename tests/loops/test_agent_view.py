@@ -31,7 +31,7 @@ class Pod:
 
 def view_of(pod: Pod) -> LiveView:
     moments = iter([0.0, *[1000.0] * 10])
-    agent = SimpleNamespace(plan=None, world=None, handed_over=False, wake=lambda: None)
+    agent = SimpleNamespace(plan=None, unsaved="", world=None, handed_over=False, wake=lambda: None)
     pod.agent = agent
     return LiveView(
         cast(Any, agent),

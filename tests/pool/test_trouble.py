@@ -139,6 +139,28 @@ async def test_an_engine_that_takes_long_is_waited_for_without_hurry(tmp_path: P
         await until(says(worker, "a", "Loaded"), "the adapter to be loaded from what was fetched before")
 
 
+async def test_what_cannot_be_remembered_is_said_once_and_costs_no_service(tmp_path: Path) -> None:
+    async with ProcessPool(tmp_path, 1) as pool:
+        (worker,) = pool.workers
+        pool.apply("a")
+        await pool.settled()
+        kept = worker.adapters_dir / "state/memory.json"
+        kept.unlink()
+        (kept / "in-the-way").mkdir(parents=True)
+        for name in ("b", "c", "d"):
+            pool.apply(name)
+            await until(says(worker, name, "Loaded"), "the adapter to be loaded all the same")
+        assert "state/memory.json" in await problems(worker)
+        assert worker.agent.log.count("state_not_saved") == 1
+        (kept / "in-the-way").rmdir()
+        kept.rmdir()
+
+        async def forgotten() -> bool:
+            return await problems(worker) == ""
+
+        await until(forgotten, "the memory to be kept again")
+
+
 async def test_an_engine_that_answers_no_more_is_named_until_it_does(tmp_path: Path) -> None:
     async with ProcessPool(tmp_path, 1) as pool:
         (worker,) = pool.workers
