@@ -76,6 +76,8 @@ class Story(Disturbances):
             pool.adapter(f"{'big' if rng.random() < 0.2 else 'lora'}-{index}", self.distribution())
         capacity = max(1, adapters * 2 // count) if tight else 100
         version = rng.choice(("0.32.0",) * 4 + ("0.30.0",))
+        # A slow origin keeps a new target waiting for longer than an old one drains.
+        pool.origin.pace = rng.choice(((0.05, 3.0), (0.05, 3.0), (4.0, 12.0)))
         skewed = rng.random() < 0.3
         for _ in range(count):
             zone = rng.choice(("a", "b", ""))
