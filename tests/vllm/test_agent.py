@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.model import StoredFile, revision_of
 from tests.s3server import S3Server
 from tests.vllm.agent import MakeAgent, upload
 from tests.vllm.client import LONG, Asker, Client
@@ -44,13 +46,21 @@ def test_from_a_bucket_to_an_answer_and_away_again(
     assert client.tokens("tiny") == base
 
 
+def revision_of_folder(folder: Path) -> str:
+    """What spec.source.digest pins an adapter to."""
+    contents = {path.name: path.read_bytes() for path in folder.iterdir()}
+    return revision_of(
+        [StoredFile(path=name, size=len(c), sha256=hashlib.sha256(c).hexdigest()) for name, c in contents.items()]
+    )
+
+
 # What becomes of each broken adapter, and what is said of it. Only the engine knows its model and its largest rank.
 BROKEN = {
     "config-missing": ("Rejected", "adapter_config.json: is missing"),
     "config-no-r": ("Rejected", "r is missing"),
     "config-not-json": ("Rejected", "is not JSON"),
     "dora": ("Rejected", "does not serve DoRA"),
-    "empty-dir": ("Failed", "s3://adapters/broken/empty-dir"),
+    "empty-dir": ("Failed", "no object under the prefix 'broken/empty-dir/' in bucket 'adapters'"),
     "rank-mismatch": ("Loaded", "has rank 8, but adapter_config.json says 16"),
     "rank-too-high": ("Failed", "LoRA rank 32 is greater than max_lora_rank 16. Start vLLM with --max-lora-rank 32."),
     "weights-empty": ("Rejected", "has 0 bytes"),
@@ -73,9 +83,10 @@ def test_each_broken_adapter_is_refused_or_reported_and_stops_no_other(
         agent.apply(kind, upload(s3, f"broken/{kind}", tiny / "broken" / kind))
     for name in ("a1", "a2"):
         agent.apply(name, upload(s3, f"good/{name}", tiny / "adapters" / name))
-        revision = agent.wait(name, "Loaded")["revision"]
-    # One bit of a2 has changed on the way: the engine wouldn't notice, but the manifest says what it must be.
-    flipped = shutil.copytree(tiny / "adapters" / "a2", tmp_path / "flipped") / "adapter_model.safetensors"
+        agent.wait(name, "Loaded")
+    # One bit of a3 has changed on the way: the engine wouldn't notice, but the manifest says what it must be.
+    revision = revision_of_folder(tiny / "adapters" / "a3")
+    flipped = shutil.copytree(tiny / "adapters" / "a3", tmp_path / "flipped") / "adapter_model.safetensors"
     flipped.write_bytes(flipped.read_bytes()[:-1] + bytes([flipped.read_bytes()[-1] ^ 1]))
     agent.apply("pinned", upload(s3, "good/flipped", flipped.parent), source={"digest": revision})
     agent.until(

@@ -273,22 +273,25 @@ async def test_dev_mode_tells_the_limits(opened: VllmEngine) -> None:
 
 @pytest.mark.parametrize("which", ["guarded", "stale"])
 async def test_dropping_the_prefix_cache_changes_no_answer_of_running_requests(
-    request: pytest.FixtureRequest, session: aiohttp.ClientSession, tmp_path: Path, which: str
+    request: pytest.FixtureRequest, session: aiohttp.ClientSession, tiny: Path, tmp_path: Path, which: str
 ) -> None:
     server: VllmServer = request.getfixturevalue(which)
     file = tmp_path / "key"
     file.write_text(KEY)
     engine = connect(session, server, engine_api_key_file=str(file))
-    expected = await tokens(session, server, "tiny", LONG, 150)
+    await engine.load("kept", str(tiny / "adapters" / "a1"))
+    models = ("tiny", "kept", "kept")
+    expected = [await tokens(session, server, model, LONG, 150) for model in models]
     assert await engine.reset_prefix_cache() is True
-    running = [asyncio.create_task(tokens(session, server, "tiny", LONG, 150)) for _ in range(3)]
+    running = [asyncio.create_task(tokens(session, server, model, LONG, 150)) for model in models]
     resets = 0
     while not all(task.done() for task in running):
         assert await engine.reset_prefix_cache() is True
         resets += 1
         await asyncio.sleep(0.1)
     assert resets > 0
-    assert await asyncio.gather(*running) == [expected] * 3
+    assert await asyncio.gather(*running) == expected
+    await engine.unload("kept")
 
 
 async def test_without_dev_mode_neither_is_there(engine: VllmEngine) -> None:
@@ -359,7 +362,7 @@ async def test_killed_and_slow_to_start_again(
 async def test_an_engine_dies_when_the_files_of_an_adapter_are_gone(
     opened: VllmEngine, guarded: VllmServer, session: aiohttp.ClientSession, tiny: Path, tmp_path: Path
 ) -> None:
-    """Why files outlive their adapter: it is listed, but not in memory when a request comes. Last: ends the server."""
+    """Why files outlive their adapter: it is listed, but not in memory when a request comes."""
     copy = shutil.copytree(tiny / "adapters" / "a2", tmp_path / "copy")
     await opened.load("gone", str(copy))
     for name in ("a3", "a4", "a5"):
@@ -377,9 +380,7 @@ async def test_an_engine_dies_when_the_files_of_an_adapter_are_gone(
 async def test_an_engine_dies_of_two_adapters_of_one_name(
     guarded: VllmServer, session: aiohttp.ClientSession, tiny: Path
 ) -> None:
-    """Why a name waits for the requests of its former holder. After the test above: it starts the server again."""
-    guarded.stop()
-    guarded.start()
+    """Why a name waits for the requests of its former holder."""
     adapters = tiny / "adapters"
     await load_directly(session, guarded, "a", adapters / "a1")
     requests = [asyncio.create_task(tokens(session, guarded, "a", count=400))]
