@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from sidecar.core.keyring import INSECURE
+from sidecar.core.keyring import INSECURE, Keyring
 from sidecar.core.liveness import Timing
 from sidecar.core.members import Member as Known
 from sidecar.core.members import Members
@@ -80,13 +80,13 @@ def record_of(number: int, address: str) -> Record:
 
 
 class Puppets:
-    """Everyone in the pool but the worker that is measured."""
+    """Everyone in the pool but the worker that is measured, which is `party` (its generation may be learned)."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, *, pool: str = POOL, keys: Keyring = INSECURE, party: Party = WORKER) -> None:
+        self.count, self.pool, self.keys, self.party = count, pool, keys, party
         self.bytes_in = self.bytes_out = self.datagrams = self.http = self.calls = 0
         self.gates: dict[str, Gate] = {}
-        self.members: Members
+        self.members = Members(Known(Replica(party.uid, 0), 0.0), random.Random(1))
         self.names: list[str] = []
         self.udp: UdpEndpoint
         self.worker = ""
@@ -95,22 +95,24 @@ class Puppets:
 
     async def start(self) -> str:
         app = web.Application(client_max_size=64 * 1024 * 1024)
-        app.router.add_post("/peer/sync", self._sync)
+        app.router.add_post("/peer/sync", self.sync)
         self.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self.runner.setup()
         await web.TCPSite(self.runner, "127.0.0.1", 0).start()
         port = self.runner.addresses[0][1]
         self.udp = UdpEndpoint("127.0.0.1", port)
-        await self.udp.open(self._datagram)
-        self.members = Members(Known(Replica(WORKER.uid, 0), 0.0), random.Random(1))
+        await self.udp.open(self.datagram)
         for number in range(self.count):
-            found = record_of(number, self.udp.address)
-            replica = Replica(found.head.uid, 1)
-            replica.write(found)
-            self.members.add(Known(replica, 0.0))
-            self.gates[found.head.uid] = Gate(Party(found.head.uid, 1), POOL, INSECURE, int(time.time() * 1e6))
-            self.names.append(found.head.uid)
+            self.join(record_of(number, self.udp.address))
         return self.udp.address
+
+    def join(self, found: Record) -> None:
+        """One more worker of the pool."""
+        replica = Replica(found.head.uid, 1)
+        replica.write(found)
+        self.members.add(Known(replica, 0.0))
+        self.gates[found.head.uid] = Gate(Party(found.head.uid, 1), self.pool, self.keys, int(time.time() * 1e6))
+        self.names.append(found.head.uid)
 
     async def stop(self) -> None:
         await self.udp.close()
@@ -121,7 +123,7 @@ class Puppets:
 
     def ping(self) -> None:
         """One probe of the worker, by whoever's turn it is."""
-        self._say(random.choice(self.names), WORKER, Kind.PING, 1)
+        self._say(random.choice(self.names), self.party, Kind.PING, 1)
 
     def change(self) -> None:
         """One worker changes one adapter, and tells the worker as the rumour passes by."""
@@ -136,7 +138,7 @@ class Puppets:
         self.members.touch(member)
         delta = member.replica.delta(before)
         assert all(isinstance(item, EntryItem) for item in delta.items)
-        self._say(uid, WORKER, Kind.GOSSIP, 0, (delta,))
+        self._say(uid, self.party, Kind.GOSSIP, 0, (delta,))
 
     def _say(self, uid: str, to: Party, kind: Kind, seq: int, deltas: Sequence[object] = ()) -> None:
         claims = (self.members.by_uid[uid].claim(),)
@@ -144,9 +146,13 @@ class Puppets:
         data = self.gates[uid].seal(kind, to, body, time.time())
         self.bytes_in += len(data)
         self.datagrams += 1
+        self.send(uid, data)
+
+    def send(self, uid: str, data: bytes) -> None:
+        """A datagram of that worker to the one that is measured."""
         self.udp.send(self.worker, data)
 
-    def _datagram(self, data: bytes, source: str) -> None:
+    def datagram(self, data: bytes, source: str) -> None:
         self.bytes_out += len(data)
         self.datagrams += 1
         # To whom it is addressed stands in the envelope; the gates only say whether it is them.
@@ -154,13 +160,14 @@ class Puppets:
         opened = self.gates[envelope[3]].open(data, time.time())
         if isinstance(opened, Dropped):
             return
+        self.party = opened.sender
         message = decode_message(opened.body)
         if opened.kind is Kind.PING and message is not None:
             self.worker = source
             self.found.set()
             self._say(envelope[3], opened.sender, Kind.ACK, message.seq)
 
-    async def _sync(self, request: web.Request) -> web.Response:
+    async def sync(self, request: web.Request) -> web.Response:
         body = await request.read()
         self.http += len(body) + 900  # headers of both ways
         self.calls += 1

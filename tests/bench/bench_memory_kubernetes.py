@@ -2,7 +2,8 @@
 
 `python -m tests.bench.bench_memory_kubernetes [--record] [--peers 1000] [--adapters 1000]`. A real control plane
 (KUBEBUILDER_ASSETS, root) holds the adapters and the EndpointSlices; the agent is a real process with a pod's token;
-its peers are one server with an address for each, which answers /v1/record as if what they should hold were loaded.
+its peers are one process with an address for each, which answers as if what they should hold were loaded: first an
+agent without a gossip key asks them for their records, then one with a key gossips with them.
 """
 
 from __future__ import annotations
@@ -12,21 +13,25 @@ import asyncio
 import contextlib
 import os
 import re
-import subprocess
+import secrets
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 from aiohttp import web
 
+from sidecar.core.keyring import parse_keys
 from sidecar.core.placement import Worker, place
 from sidecar.edges.sample_adapter import write_adapter
 from sidecar.edges.stub_engine import StubEngine, StubOptions
 from sidecar.model import Adapter, Distribution, Entry, Head, Record, Source, State
+from tests.bench.crowd import Crowd
 from tests.bench.results import record, table
 from tests.kubernetes.controlplane import API_HOST, API_PORT, ControlPlane
 from tests.kubernetes.workers import ACCOUNT, ADAPTERS, POOL, make_pod, prepare
@@ -35,6 +40,7 @@ from tests.s3server import S3Server
 HEADING = "Memory of the agent on Kubernetes"
 COMMAND = "python -m tests.bench.bench_memory_kubernetes --record"
 BUDGET_MIB = 110
+BUDGET_IDLE = 1
 REST_SECONDS = 30.0
 PATIENCE = 180.0
 OWN = "w-0"
@@ -121,9 +127,8 @@ def records(adapters: int, peers: int) -> list[Record]:
     ]
 
 
-@contextlib.asynccontextmanager
-async def peers_answering(told: list[Record]) -> AsyncIterator[None]:
-    """One server on the addresses of all peers."""
+def answering(told: list[Record]) -> web.Application:
+    """Answers /v1/record on the addresses of all peers."""
     bodies = {address(i): msgspec.json.encode(r) for i, r in enumerate(told)}
 
     async def answer(request: web.Request) -> web.Response:
@@ -133,12 +138,19 @@ async def peers_answering(told: list[Record]) -> AsyncIterator[None]:
             return web.Response(status=304, headers={"ETag": '"1"'})
         return web.Response(body=bodies[here], content_type="application/json", headers={"ETag": '"1"'})
 
-    app = web.Application()
+    app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_get("/v1/record", answer)
-    runner = web.AppRunner(app, access_log=None)
+    return app
+
+
+@contextlib.asynccontextmanager
+async def peers_answering(told: list[Record]) -> AsyncIterator[None]:
+    """One server on the addresses of all peers."""
+    runner = web.AppRunner(answering(told), access_log=None)
     await runner.setup()
     assert runner.server is not None
-    server = await asyncio.get_running_loop().create_server(runner.server, list(bodies), 8790)
+    hosts = [address(i) for i in range(len(told))]
+    server = await asyncio.get_running_loop().create_server(runner.server, hosts, 8790)
     try:
         yield
     finally:
@@ -191,12 +203,13 @@ class Process:
 
 
 @contextlib.asynccontextmanager
-async def agent(plane: ControlPlane, scratch: Path, environment: Mapping[str, str]) -> AsyncIterator[Process]:
-    """A real `lora-sidecar run` with a pod's token; its log is at scratch/log."""
-    pod = make_pod(plane, NAMESPACE, OWN, OWN_IP, engine=["--model", "base", "--max-loras=50"])
+async def agent(
+    plane: ControlPlane, scratch: Path, uid: str, environment: Mapping[str, str], *options: str
+) -> AsyncIterator[Process]:
+    """A real `lora-sidecar run` with the token of the pod with that uid; its log is at scratch/log."""
     account = scratch / "account"
     account.mkdir()
-    (account / "token").write_text(plane.pod_token(NAMESPACE, ACCOUNT, OWN, pod["metadata"]["uid"]))
+    (account / "token").write_text(plane.pod_token(NAMESPACE, ACCOUNT, OWN, uid))
     (account / "ca.crt").write_bytes(plane.ca_file.read_bytes())
     image = {"MALLOC_ARENA_MAX": "2"}
     kubernetes = {"KUBERNETES_SERVICE_HOST": API_HOST, "KUBERNETES_SERVICE_PORT": str(API_PORT)}
@@ -207,7 +220,7 @@ async def agent(plane: ControlPlane, scratch: Path, environment: Mapping[str, st
         process = await asyncio.create_subprocess_exec(
             *("unshare", "-m", "--propagation", "private", "sh", "-c", IN_POD, "sh", str(account)),
             *(sys.executable, "-m", "sidecar", "run", "--backend=kubernetes"),
-            *(f"--listen={OWN_IP}:8790", f"--adapters-dir={scratch / 'adapters'}"),
+            *(f"--listen={OWN_IP}:8790", f"--adapters-dir={scratch / 'adapters'}", *options),
             stdout=log,
             stderr=log,
             env=inherited | dict(environment) | image | kubernetes,
@@ -219,46 +232,100 @@ async def agent(plane: ControlPlane, scratch: Path, environment: Mapping[str, st
         await process.wait()
 
 
+@dataclass(frozen=True)
+class Measured:
+    """MiB, seconds until the first adapter was loaded, and the share of a core at rest in percent."""
+
+    resident: float
+    own: float
+    peak: float
+    loaded_after: float
+    idle: float
+    loaded: int
+
+
 async def measure(plane: ControlPlane, peers: int, adapters: int, scratch: Path) -> str:
     told = records(adapters, peers)
     prepare(plane, NAMESPACE)
     fill(plane, told, adapters)
+    pod = make_pod(plane, NAMESPACE, OWN, OWN_IP, engine=["--model", "base", "--max-loras=50"])
+    uid = str(pod["metadata"]["uid"])
     with S3Server() as s3:
         for path in sorted(write_adapter(scratch / "adapter", "bench", base="base").iterdir()):
             s3.put(BUCKET, f"{PREFIX}/{path.name}", path.read_bytes())
-        async with (
-            peers_answering(told),
-            StubEngine(StubOptions(model="base", max_loras=50), port=8000) as engine,
-            agent(plane, scratch, s3.env) as process,
-        ):
-            began = time.monotonic()
-            await _until(process, lambda: bool(engine.server.loras), "an adapter from S3 is loaded")
-            loaded_after = time.monotonic() - began
-            await asyncio.sleep(REST_SECONDS)
-            before = process.cpu_seconds
-            await asyncio.sleep(REST_SECONDS)
-            idle = 100 * (process.cpu_seconds - before) / REST_SECONDS
-            rows = [
-                ["resident (VmRSS), at rest", f"{process.mib('VmRSS'):.1f}"],
-                ["of that, its own (RssAnon: not shared with files)", f"{process.mib('RssAnon'):.1f}"],
-                ["its peak (VmHWM)", f"{process.mib('VmHWM'):.1f}"],
-            ]
-            loaded = len(engine.server.loras)
-    return "\n".join(
-        [
-            table([f"{adapters:,} adapters, {peers:,} peers, {loaded} loaded here from S3", "MiB"], rows),
-            "",
-            f"Budget: {BUDGET_MIB} MiB. The first was loaded after {loaded_after:.1f} s. CPU at rest, asking each peer "
-            f"every five seconds (no gossip): {idle:.1f} % of a core, over {REST_SECONDS:.0f} s.",
-        ]
+        async with peers_answering(told):
+            asking = await one(plane, peers, scratch / "asking", uid, s3.env)
+        text = secrets.token_hex(32)
+        key = scratch / "key"
+        key.write_text(text)
+        async with Crowd(told, POOL, parse_keys(text), uid).living(answering(told)):
+            gossiping = await one(plane, peers, scratch / "gossiping", uid, s3.env, f"--gossip-key-file={key}")
+    return said(adapters, peers, asking, gossiping)
+
+
+async def one(
+    plane: ControlPlane, peers: int, scratch: Path, uid: str, environment: Mapping[str, str], *options: str
+) -> Measured:
+    """One agent, from its start."""
+    scratch.mkdir()
+    async with (
+        StubEngine(StubOptions(model="base", max_loras=50), port=8000) as engine,
+        agent(plane, scratch, uid, environment, *options) as process,
+    ):
+        began = time.monotonic()
+        await _until(process, lambda: bool(engine.server.loras), "an adapter from S3 is loaded", scratch / "log")
+        loaded_after = time.monotonic() - began
+        await asyncio.sleep(REST_SECONDS)
+        before = process.cpu_seconds
+        await asyncio.sleep(REST_SECONDS)
+        measured = Measured(
+            resident=process.mib("VmRSS"),
+            own=process.mib("RssAnon"),
+            peak=process.mib("VmHWM"),
+            loaded_after=loaded_after,
+            idle=100 * (process.cpu_seconds - before) / REST_SECONDS,
+            loaded=len(engine.server.loras),
+        )
+        await _all_are_known(peers)
+        return measured
+
+
+async def _all_are_known(peers: int) -> None:
+    """Last, since the answer to this question takes memory."""
+    async with aiohttp.ClientSession() as session, session.get(f"http://{OWN_IP}:8790/v1/peers") as answer:
+        rows = (await answer.json())["peers"]
+    alive = sum(row["state"] == "alive" for row in rows)
+    if alive < peers:
+        raise RuntimeError(f"only {alive} of {peers} peers are alive for the agent: {rows[:2]}")
+
+
+def said(adapters: int, peers: int, asking: Measured, gossiping: Measured) -> str:
+    both = (asking, gossiping)
+    rows = [
+        ["resident (VmRSS), at rest, MiB", *(f"{m.resident:.1f}" for m in both), str(BUDGET_MIB)],
+        ["of that, its own (RssAnon: not shared with files), MiB", *(f"{m.own:.1f}" for m in both), ""],
+        ["its peak (VmHWM), MiB", *(f"{m.peak:.1f}" for m in both), ""],
+        [f"CPU at rest over {REST_SECONDS:.0f} s, % of a core", *(f"{m.idle:.2f}" for m in both), str(BUDGET_IDLE)],
+        ["started -> the first adapter loaded, s", *(f"{m.loaded_after:.1f}" for m in both), ""],
+    ]
+    head = [
+        f"{adapters:,} adapters, {peers:,} peers, {asking.loaded} loaded here from S3",
+        "no key",
+        "gossip",
+        "budget",
+    ]
+    return (
+        f"{table(head, rows)}\n\n"
+        "Without a key each peer is asked every five seconds, a request each; the budget of CPU is for gossip."
     )
 
 
-async def _until(process: Process, condition: Any, what: str) -> None:
+async def _until(process: Process, condition: Any, what: str, log: Path) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
         if process.process.returncode is not None or time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {PATIENCE:.0f} s, or the agent has ended; see its log")
+            print(log.read_text()[-4000:], file=sys.stderr)
+            raise TimeoutError(f"{what}: not within {PATIENCE:.0f} s, or the agent has ended")
         await asyncio.sleep(0.2)
 
 
@@ -286,11 +353,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         with control_plane(scratch) as plane:
-            try:
-                body = asyncio.run(measure(plane, args.peers, args.adapters, scratch))
-            except (TimeoutError, subprocess.CalledProcessError):
-                print((scratch / "log").read_text()[-4000:], file=sys.stderr)
-                raise
+            body = asyncio.run(measure(plane, args.peers, args.adapters, scratch))
     print(body)
     if args.record:
         record(HEADING, COMMAND, body)
