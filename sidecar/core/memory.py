@@ -6,6 +6,7 @@ that keys its prefix cache by name alone could mix cached blocks of old weights 
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
 import msgspec
@@ -20,6 +21,8 @@ PROVEN_SECONDS = 600.0
 
 MESSAGE_LIMIT = 256
 """Characters of a message that others are told."""
+
+_WHEN = re.compile(r"; tried again at \d\d:\d\d:\d\d UTC$")
 
 
 class LoadedOnce(Frozen, frozen=True):
@@ -62,6 +65,11 @@ def spoken(message: str, again: float, now: float) -> str:
         return message
     when = f"; tried again at {datetime.fromtimestamp(again, tz=UTC):%H:%M:%S} UTC"
     return message[: MESSAGE_LIMIT - len(when)] + when
+
+
+def unspoken(message: str) -> str:
+    """A message without when it is tried again: the same as long as the same goes wrong."""
+    return _WHEN.sub("", message)
 
 
 class Trial(Frozen, frozen=True):

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from sidecar.core.annotations import moment
+from sidecar.core.memory import unspoken
 from sidecar.core.placement import Assignment
 from sidecar.model import Adapter, Entry, Frozen, State
 
@@ -222,7 +223,7 @@ def happenings(before: AdapterStatus | None, after: AdapterStatus, was_ready: bo
         if worker.state not in (State.FAILED, State.REJECTED) or (known is not None and known.state == worker.state):
             continue
         reason: Literal["Failed", "Rejected"] = "Failed" if worker.state is State.FAILED else "Rejected"
-        found.append(Happening(reason=reason, message=f"{worker.name}: {worker.message}", warning=True))
+        found.append(Happening(reason=reason, message=f"{worker.name}: {unspoken(worker.message)}", warning=True))
     ready = any(c.type == "Ready" and c.status == "True" for c in after.conditions)
     if ready and not was_ready:
         found.append(Happening(reason="Loaded", message=f"loaded on {_some(w.name for w in _loaded(after))}"))

@@ -8,6 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidecar.core.memory import spoken
 from sidecar.core.placement import Assignment
 from sidecar.core.pool import Worker
 from sidecar.core.status import (
@@ -151,6 +152,10 @@ def test_events_are_about_what_became_of_it() -> None:
         ("Failed", "w-0: no such key", True)
     ]
     assert happenings(failed, failed, False) == []
+    # When it is tried again is told elsewhere: the same failure would else be another Event each time.
+    for now in (0.0, 1000.0):
+        again = status(assigned("w-0"), w_0=entry(State.FAILED, message=spoken("no such key", now + 10, now)))
+        assert happenings(loading, again, False) == happenings(loading, failed, False)
     assert [(h.reason, h.message) for h in happenings(loaded, moved, True)] == [("Moved", "from w-0; loaded on w-1")]
     assert happenings(None, loaded, True) == []
 
