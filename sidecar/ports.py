@@ -212,7 +212,7 @@ class Engine(Protocol):
         """Names with requests that have produced a token, as far as the metrics tell; None when they don't."""
 
     async def traffic(self, name: str) -> Traffic:
-        """Whether requests of `name`, which isn't loaded, are in flight: waiting ones too. Takes as long as one token."""
+        """Whether requests of `name`, which isn't loaded, are in flight: waiting ones too. Takes as long as a token."""
 
 
 Progress = Callable[[int, int], None]

@@ -157,6 +157,13 @@ def parse_version(body: bytes) -> str:
     return clean(version, 64) if isinstance(version, str) else ""
 
 
+def parse_success(body: bytes) -> bool | None:
+    """What `{"success": bool}` says; None for any other body."""
+    document = _decode(body)
+    said = document.get("success") if isinstance(document, dict) else None
+    return said if isinstance(said, bool) else None
+
+
 def parse_limits(body: bytes) -> Limits | None:
     """The LoRA limits in a 200 from /server_info?config_format=json; None without LoRA or in another format."""
     at: Any = _decode(body)

@@ -11,10 +11,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import aiohttp
-import msgspec
 import structlog
 from yarl import URL
 
@@ -28,6 +26,7 @@ from sidecar.core.dialect_vllm import (
     engine_died,
     parse_limits,
     parse_models,
+    parse_success,
     parse_version,
     read_load,
     read_unload,
@@ -188,7 +187,7 @@ class VllmEngine:
             status, body = await self._reset(query)
             if status in (404, 405):
                 return False
-            said = _success(body) if status == 200 else False
+            said = parse_success(body) if status == 200 else False
             if said or (said is None and idle_between(before, await self._metrics())):
                 return True
         text = clean(body.decode("utf-8", "replace"), 100)
@@ -390,13 +389,3 @@ class VllmEngine:
                 return EngineRefused(f"{doing}: {message} Choose another spec.servedName", REASON_BASE_MODEL)
             case _:
                 return EngineRefused(f"{doing}: {message}", REASON_REFUSED)
-
-
-def _success(body: bytes) -> bool | None:
-    """What `{"success": bool}` says; None for any other body."""
-    try:
-        document: Any = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None
-    said = document.get("success") if isinstance(document, dict) else None
-    return said if isinstance(said, bool) else None
