@@ -19,6 +19,7 @@ import aiohttp
 import msgspec
 import structlog
 
+from sidecar.edges.bare_question import still_the_same
 from sidecar.edges.peerbook import NotBelieved, PeerBook
 from sidecar.model import Frozen, Member, Problem, Record
 from sidecar.ports import Clock, Observed, PeerUnreachable
@@ -114,7 +115,7 @@ class PolledPeers:
         self._listed: tuple[Member, ...] | None = None
         self._few = True
         self._own: Record | None = None
-        self._asking = asking or _HttpAsking()
+        self._asking = asking or _HttpAsking(lambda: not self._few)
         self._first_heard = False
         self._wake = asyncio.Event()
         self._wake_at = 0.0
@@ -299,8 +300,10 @@ class PolledPeers:
 class _HttpAsking:
     """Asks over HTTP, as everybody but a simulation does."""
 
-    def __init__(self) -> None:
+    def __init__(self, seldom: Callable[[], bool]) -> None:
+        """`seldom`: peers are asked so seldom that no connection is kept between two questions."""
         self._session: aiohttp.ClientSession | None = None
+        self._seldom = seldom
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -321,11 +324,17 @@ class _HttpAsking:
         session = self._session
         if session is None:
             raise PeerUnreachable(f"{address} can't be asked: this agent isn't running")
+        began = asyncio.get_running_loop().time()
         try:
+            if etag and self._seldom():
+                async with asyncio.timeout(timeout):
+                    if await still_the_same(address, etag):
+                        return None, etag
+            left = began + timeout - asyncio.get_running_loop().time()
             async with session.get(
                 f"http://{address}/v1/record",
                 headers={"If-None-Match": etag} if etag else None,
-                timeout=aiohttp.ClientTimeout(total=timeout),
+                timeout=aiohttp.ClientTimeout(total=max(left, 0.001)),
                 allow_redirects=False,
                 auto_decompress=False,
             ) as answer:
