@@ -53,7 +53,9 @@ def test_each_thing_that_happens_is_one_event(pool: Pool) -> None:
 
     pool.until_loaded("good", 2)
     ((kind, reason, loaded),) = wait_until(lambda: events(pool, "good"), "it is told that it is loaded")
-    assert (kind, reason, set(loaded.removeprefix("loaded on ").split(", "))) == ("Normal", "Loaded", set(workers))
+    assert (kind, reason) == ("Normal", "Loaded")
+    # Of all workers, or of those that were up when it was placed for the first time.
+    assert set(loaded.removeprefix("loaded on ").split(", ")) <= set(workers)
     assert loaded in described(pool, "good")
 
     wait_until(lambda: len(events(pool, "pickled")) == 2, "both workers reject it")
