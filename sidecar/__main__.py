@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Mapping, Sequence
+from types import FrameType
 
 from sidecar import __version__
 
@@ -26,6 +28,8 @@ PLUGIN = ("status", "explain")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the process's exit status."""
+    # The first process of a container has no default action: a SIGTERM while the modules are imported would be lost.
+    signal.signal(signal.SIGTERM, _terminated)
     return _run("lora-sidecar", COMMANDS, list(sys.argv[1:] if argv is None else argv))
 
 
@@ -35,6 +39,10 @@ def kubectl(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["explain"]:
         arguments.insert(1, "--cluster")
     return _run("kubectl lora", {name: COMMANDS[name] for name in PLUGIN}, arguments)
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 def _run(program: str, known: Mapping[str, str], arguments: list[str]) -> int:

@@ -350,8 +350,7 @@ class VllmEngine:
             return
         where = f"from {root}" if root else "from another place (it isn't listed)"
         raise EngineRefused(
-            f"the engine already serves {name!r} {where}, not from {path}: unload it there or choose another "
-            "spec.servedName",
+            f"the engine already serves {name!r} {where}: unload it there or choose another spec.servedName",
             REASON_ALREADY_LOADED,
         )
 
@@ -361,8 +360,8 @@ class VllmEngine:
         config = os.path.join(path, "adapter_config.json")
         if await asyncio.to_thread(os.path.isfile, config):
             return EngineRefused(
-                f"{config} exists here, but the engine finds no adapter at {path}: mount the same volume at the same "
-                "path in the engine's container",
+                f"the engine finds no adapter where {config} exists here: mount the same volume at the same path in "
+                "the engine's container",
                 REASON_NOT_VISIBLE,
             )
         return EngineRefused(f"loading {name!r}: {config} doesn't exist; {answer.message}", REASON_REFUSED)
