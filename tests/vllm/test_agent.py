@@ -12,7 +12,7 @@ import pytest
 
 from sidecar.model import StoredFile, revision_of
 from tests.s3server import S3Server
-from tests.vllm.agent import MakeAgent, upload
+from tests.vllm.agent import Agent, MakeAgent, upload
 from tests.vllm.client import LONG, Asker, Client
 from tests.vllm.fixtures import KEY
 from tests.vllm.model import LOADED_ALL_THE_SAME
@@ -155,6 +155,33 @@ def test_an_engine_that_takes_no_adapters_is_named(
     row = agent.wait("a1", "Failed")
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" in row["message"]
     assert Client(static.url).models().keys() == {"fixed"}
+
+
+def test_an_engine_in_dev_mode_tells_how_much_fits(
+    guarded: VllmServer, s3: S3Server, tiny: Path, tmp_path: Path
+) -> None:
+    """Three adapters, of which one is from the command line, and rank 16."""
+    key = tmp_path / "key"
+    key.write_text(KEY)
+    client = Client(guarded.url)
+    with Agent(tmp_path / "agent", guarded.url, "--engine-api-key-file", str(key), env=s3.env) as agent:
+        agent.apply("high", upload(s3, "room/high", tiny / "broken" / "rank-too-high"), priority=9)
+        # Before the engine saw it, that is: the rejection names the file.
+        assert "adapter_config.json" in agent.wait("high", "Rejected")["message"]
+        agent.delete("high")
+        for number in (1, 2, 3):
+            uri = upload(s3, f"room/a{number}", tiny / "adapters" / f"a{number}")
+            agent.apply(f"a{number}", uri, priority=number, drainSeconds=0)
+        for name, state in (("a3", "Loaded"), ("a2", "Loaded"), ("a1", "Waiting")):
+            agent.wait(name, state)
+        assert client.models().keys() == {"fixed", "a2", "a3"}
+        agent.apply("a1", "s3://adapters/room/a1", priority=10, drainSeconds=0)
+        for name, state in (("a1", "Loaded"), ("a3", "Loaded"), ("a2", "Waiting")):
+            agent.wait(name, state)
+        agent.until(lambda: client.models().keys() == {"fixed", "a1", "a3"}, "who was pushed out is unloaded")
+        for name in ("a1", "a2", "a3"):
+            agent.delete(name)
+        agent.until(lambda: client.models().keys() == {"fixed"}, "only its own are unloaded")
 
 
 def test_with_an_api_key_beside_adapters_of_others_and_over_a_death_of_the_engine(
