@@ -111,9 +111,17 @@ def split_names(engine: EngineView | None, revisions_dir: str) -> tuple[dict[str
     return owned, frozenset(foreign)
 
 
-def known_decisions(key: str, own: Decision | None, peers: Iterable[Peer]) -> list[Decision | None]:
-    """Every decision about adapter `key` that this worker has heard of."""
-    return [own, *(e.decision for p in peers if (e := p.entries.get(key)) is not None)]
+def told_decisions(peers: Iterable[Peer]) -> dict[str, list[Decision]]:
+    """Every decision that this worker has heard of from others, by the adapter's key.
+
+    One look at each entry: asking every peer about every adapter would take a tenth of a second with a thousand each.
+    """
+    told: dict[str, list[Decision]] = {}
+    for peer in peers:
+        for entry in peer.entries.values():
+            if entry.decision is not None:
+                told.setdefault(entry.adapter, []).append(entry.decision)
+    return told
 
 
 def base_model_names(engine: EngineView | None, configured: str) -> tuple[str, ...]:

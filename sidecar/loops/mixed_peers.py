@@ -57,15 +57,13 @@ class Unreached:
     def _missing(self, listed: tuple[Member, ...]) -> list[Member]:
         gossip = self._gossip.speaker.gossip
         members = gossip.members
-        living = {uid: member.address for uid, member in members.by_uid.items() if uid not in members.dead}
-        living[gossip.me.uid] = gossip.membership.me.address
-        here = frozenset(living.values())
-        return [
-            member
-            for member in listed
-            if (member.uid or gossip.found_at.get(member.address, "")) not in living
-            and (member.uid or member.address not in here)
-        ]
+        living = (members.by_uid.keys() - members.dead) | {gossip.me.uid}
+        missing = [m for m in listed if (m.uid or gossip.found_at.get(m.address, "")) not in living]
+        if all(member.uid for member in missing):
+            return missing
+        # A seed has no uid: it is who has its address.
+        here = {gossip.membership.me.address, *(members.by_uid[uid].address for uid in living & members.by_uid.keys())}
+        return [member for member in missing if member.uid or member.address not in here]
 
 
 class MixedPeers:

@@ -271,9 +271,10 @@ class Reconciler:
 
     def _decisions(self, catalog: Catalog, peers: Mapping[str, Peer]) -> dict[str, Decision]:
         found: dict[str, Decision] = {}
+        told = sight.told_decisions(peers.values())
         for adapter in catalog.active:
             own = self.memory.decisions.get(adapter.source_id)
-            decision = decided(adapter, sight.known_decisions(adapter.key, own, peers.values()))
+            decision = decided(adapter, (own, *told.get(adapter.key, ())))
             if decision is not None:
                 found[adapter.key] = decision
                 if decision != own and (decision.listing or own is None):

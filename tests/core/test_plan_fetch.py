@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.core.memory import FOREVER, Avoid, Memory, Retry, Trial
 from sidecar.core.placement import Assignment
-from sidecar.core.sight import known_decisions
+from sidecar.core.sight import told_decisions
 from sidecar.core.world import Fetch, Plan, Rules
 from sidecar.model import Decision, Listing, State
 
@@ -83,7 +83,7 @@ def test_what_comes_to_a_dead_worker_or_from_another_source_is_not_read_ahead(ot
 
 def test_what_is_coming_is_no_decision() -> None:
     told = msgspec.structs.replace(entry(A, State.DOWNLOADING), coming=coming())
-    assert known_decisions(A.key, None, [peer("worker-1", told)]) == [None, None]
+    assert told_decisions([peer("worker-1", told)]) == {}
 
 
 def test_who_becomes_the_first_in_rank_reads_big_content_itself() -> None:

@@ -11,8 +11,8 @@ from sidecar.core.sight import (
     Roster,
     base_model_names,
     heirless,
-    known_decisions,
     split_names,
+    told_decisions,
     unmatched,
     worker_of,
 )
@@ -193,10 +193,15 @@ def test_a_base_model_goes_by_id_root_and_what_was_configured() -> None:
 
 
 def test_decisions_are_heard_from_everyone() -> None:
-    mine, theirs = decision(A, R1), decision(A, R2, refresh=1)
-    peers = [peer("worker-1", entry(A, State.PENDING, "", decision=theirs)), peer("worker-2")]
-    assert known_decisions(A.key, mine, peers) == [mine, theirs]
-    assert known_decisions(A.key, None, []) == [None]
+    one, other = decision(A, R1), decision(A, R2, refresh=1)
+    peers = [
+        peer("worker-1", entry(A, State.PENDING, "", decision=one)),
+        peer("worker-2", entry(A, State.LOADED, R1)),
+        peer("worker-3", entry(A, State.PENDING, "", decision=other)),
+        peer("worker-4"),
+    ]
+    assert told_decisions(peers) == {A.key: [one, other]}
+    assert told_decisions([]) == {}
 
 
 # -- nobody to hand over to
