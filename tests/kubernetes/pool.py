@@ -232,6 +232,12 @@ class Pool:
 
         wait_until(quiet, "the agents are at rest", timeout=60, interval=0.5)
 
+    def placed(self, adapter: str, workers: int) -> list[str]:
+        """The workers that have it once all agents are at rest: who starts late may still be preferred to another."""
+        self.until_loaded(adapter, workers)
+        self.settle(2.0)
+        return self.until_loaded(adapter, workers)
+
     def requests(self, since: float) -> list[Json]:
         """The agents' requests to the API server that ended after `since` (seconds since the epoch), watches too."""
         account = f"system:serviceaccount:{self.namespace}:default"

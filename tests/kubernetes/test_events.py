@@ -65,7 +65,7 @@ def test_each_thing_that_happens_is_one_event(pool: Pool) -> None:
         assert "adapter_model.bin" in message
         assert message in described(pool, "pickled")
 
-    (holder,) = pool.until_loaded("one", 1)
+    (holder,) = pool.placed("one", 1)
     pool.cluster.kubectl("annotate", "-n", pool.namespace, f"pod/{holder}", "lora-sidecar.io/cordon=true")
     (other,) = set(workers) - {holder}
     moved = ("Normal", "Moved", f"from {holder}; loaded on {other}")

@@ -79,7 +79,7 @@ def test_what_people_ask_a_pool(pool: Pool, environment: dict[str, str]) -> None
     pool.apply("all", servedName="Org/All.v1")
     pool.apply("one", distribution={"strategy": "fixed", "replicas": 1})
     pool.until_loaded("all", 2)
-    (holder,) = pool.until_loaded("one", 1)
+    (holder,) = pool.placed("one", 1)
     names = [pod["metadata"]["name"] for pod in pool.pods()]
     kubectl = Kubectl(pool, environment)
 
