@@ -199,7 +199,7 @@ def test_where_the_script_is(made: dict[str, Any], script: tuple[str, int] | Non
 
 def test_which_containers_are_engines() -> None:
     curl = {"name": "probe", "image": "curl", "command": ["curl", "http://vllm:8000"], "args": ["--backend=vllm"]}
-    router = {"name": "router", "image": "ghcr.io/x/vllm-router:1"}
+    router = {"name": "router", "image": "example.com/x/vllm-router:1"}
     by_image = {"name": "a", "image": "registry:5000/me/VLLM-cpu@sha256:00"}
     by_command = {"name": "b", "image": "mine", "command": ["sh", "-c", "vllm serve m"]}
     assert find_engines([curl, router]) == ()

@@ -144,7 +144,7 @@ def test_a_hook_of_the_engines_own_stays(policies: ControlPlane, namespace: str)
     ("containers", "reason"),
     [
         ([{"name": "web", "image": "nginx"}], "lora-sidecar.io/container"),
-        ([{"name": "router", "image": "ghcr.io/x/vllm-router:1"}], "not exactly one container"),
+        ([{"name": "router", "image": "example.com/x/vllm-router:1"}], "not exactly one container"),
         ([engine(), engine() | {"name": "decode"}], "not exactly one container"),
         ([engine("--api-server-count", "2")], "use --api-server-count 1"),
         ([engine("--api_server_count=16")], "use --api-server-count 1"),
