@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from typing import Literal
 
 import msgspec
 
@@ -92,17 +93,19 @@ def routed_here(statuses: Mapping[str, Status], engine_known: bool, shown: Mappi
     return frozenset(key.removeprefix(prefix) for key, value in shown.items() if key.startswith(prefix) and value)
 
 
-def only_passing(before: Record, now: Record) -> bool:
-    """Whether all that `now` shows anew are states that pass by themselves: Pending, Downloading or Loading.
-
-    They tell people something, but route nothing; what comes after them may.
+def news(before: Record, now: Record) -> Literal["none", "passing", "lasting"]:
+    """What of `now` isn't shown by what was written for `before`: "passing" if all of it are states that pass by
+    themselves, Pending, Downloading or Loading. They tell people something, but route nothing; what comes next may.
     """
     if any(getattr(before.head, name) != getattr(now.head, name) for name in _SHOWN_OF_HEAD):
-        return False
+        return "lasting"
     old = {e.adapter: e for e in before.entries}
     if not old.keys() <= {e.adapter for e in now.entries}:
-        return False
-    return all(e.state in _PENDING or _said(old.get(e.adapter)) == _said(e) for e in now.entries)
+        return "lasting"
+    fresh = [e for e in now.entries if _said(old.get(e.adapter)) != _said(e)]
+    if not fresh:
+        return "none"
+    return "passing" if all(e.state in _PENDING for e in fresh) else "lasting"
 
 
 def _said(entry: Entry | None) -> tuple[State, str, str, str] | None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from sidecar.core.annotations import only_passing, routed_here, show
+from sidecar.core.annotations import news, routed_here, show
 from sidecar.core.retry import Backoff
 from sidecar.loops.reconcile import Reconciler
 from sidecar.model import Record
@@ -113,9 +113,13 @@ class Announcer:
         if agent.plan is None or agent.world is None or done is None or agent.record is done[0]:
             return False
         routed = routed_here(agent.plan.statuses, agent.world.engine is not None, labels)
-        if done[1:] != (routed, labels) or not only_passing(done[0], agent.record):
+        fresh = news(done[0], agent.record) if done[1:] == (routed, labels) else "lasting"
+        if fresh == "lasting":
             return False
         self._tell(self._promised())
+        if fresh == "none":
+            self._done, self._held_until = (agent.record, *done[1:]), None
+            return True
         now = self._clock()
         if self._held_until is None:
             self._held_until = now + self._hold

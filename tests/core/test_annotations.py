@@ -16,7 +16,7 @@ from sidecar.core.annotations import (
     adapter_key,
     difference,
     is_ours,
-    only_passing,
+    news,
     routed_here,
     show,
 )
@@ -150,22 +150,22 @@ LOADED = Entry(adapter="ns/a", state=State.LOADED, revision="sha256:1")
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "passing"),
+    ("before", "now", "found"),
     [
-        ([], [Entry(adapter="ns/b", state=State.PENDING)], True),
-        ([LOADED], [LOADED, Entry(adapter="ns/b", state=State.DOWNLOADING)], True),
-        ([Entry(adapter="ns/b", state=State.WAITING)], [Entry(adapter="ns/b", state=State.LOADING)], True),
-        ([LOADED], [msgspec.structs.replace(LOADED, hidden=True)], True),
-        ([], [LOADED], False),
-        ([Entry(adapter="ns/b", state=State.LOADING)], [Entry(adapter="ns/b", state=State.FAILED)], False),
-        ([LOADED], [msgspec.structs.replace(LOADED, message="held back")], False),
-        ([LOADED], [msgspec.structs.replace(LOADED, revision="sha256:2")], False),
-        ([LOADED], [], False),
-        ([LOADED], [Entry(adapter="ns/b", state=State.PENDING)], False),
+        ([], [Entry(adapter="ns/b", state=State.PENDING)], "passing"),
+        ([LOADED], [LOADED, Entry(adapter="ns/b", state=State.DOWNLOADING)], "passing"),
+        ([Entry(adapter="ns/b", state=State.WAITING)], [Entry(adapter="ns/b", state=State.LOADING)], "passing"),
+        ([LOADED], [msgspec.structs.replace(LOADED, hidden=True)], "none"),
+        ([], [LOADED], "lasting"),
+        ([Entry(adapter="ns/b", state=State.LOADING)], [Entry(adapter="ns/b", state=State.FAILED)], "lasting"),
+        ([LOADED], [msgspec.structs.replace(LOADED, message="held back")], "lasting"),
+        ([LOADED], [msgspec.structs.replace(LOADED, revision="sha256:2")], "lasting"),
+        ([LOADED], [], "lasting"),
+        ([LOADED], [Entry(adapter="ns/b", state=State.PENDING)], "lasting"),
     ],
 )
-def test_what_passes_by_itself(before: list[Entry], now: list[Entry], passing: bool) -> None:
+def test_what_is_not_shown_yet_passes_or_lasts(before: list[Entry], now: list[Entry], found: str) -> None:
     head = Head(uid="u", name="w")
-    assert only_passing(Record(head=head, entries=tuple(before)), Record(head=head, entries=tuple(now))) is passing
+    assert news(Record(head=head, entries=tuple(before)), Record(head=head, entries=tuple(now))) == found
     other = msgspec.structs.replace(head, capacity=7)
-    assert not only_passing(Record(head=head, entries=tuple(before)), Record(head=other, entries=tuple(now)))
+    assert news(Record(head=head, entries=tuple(before)), Record(head=other, entries=tuple(now))) == "lasting"

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -130,6 +131,21 @@ async def test_a_state_that_does_not_pass_soon_is_told() -> None:
     when, told = platform.reports[-1]
     assert '"Loading"' in told.annotations[LABEL]
     assert HOLD * 0.9 <= when - began < HOLD * 1.4
+
+
+async def test_what_is_not_shown_uses_up_nobodys_moment() -> None:
+    agent, platform = FakeAgent(), Platform()
+    async with shown_nothing(agent, platform) as announcer:
+        agent.record = msgspec.structs.replace(agent.record, version=agent.record.version + 1)
+        announcer.wake()
+        await asyncio.sleep(HOLD * 0.9)
+        agent.stands(State.DOWNLOADING)
+        announcer.wake()
+        await asyncio.sleep(HOLD * 0.5)
+        agent.stands(State.LOADED)
+        announcer.wake()
+        await platform.until(2)
+    assert '"Loaded"' in platform.reports[1][1].annotations[LABEL]
 
 
 @pytest.mark.parametrize("state", [State.FAILED, State.REJECTED, State.WAITING, State.DRAINING])
