@@ -57,7 +57,8 @@ def sidecar_container(image: str, env: list[Json], mounts: list[Json]) -> Json:
         "startupProbe": _probe("/healthz", 1, 60),
         "livenessProbe": _probe("/healthz", 10, 6),
         "readinessProbe": _probe("/readyz", 2, 1),
-        # Measured: 80 MiB with S3 and 160 adapters in a small pool, 114 at the most with a thousand adapters and peers.
+        # Measured: 80 MiB with S3 and 160 adapters in a small pool; with a thousand adapters and peers 101 MiB and
+        # 0.7 % of a core at rest with a gossip key, 105 to 108 MiB and 4 % without one.
         "resources": {"requests": {"cpu": "20m", "memory": "96Mi"}, "limits": {"memory": "256Mi"}},
         "securityContext": {
             "runAsNonRoot": True,
