@@ -205,10 +205,12 @@ class Executor:
     async def _goes(self, action: Unload | Swap, *, ask: bool) -> bool:
         """The point of no return. False if the world, asked again, or a plan made meanwhile wants the copy to stay."""
         if ask:
-            still = await self._confirm(action)
-            # A plan that wants the name here again has ended its drain.
-            if not still or action.name not in self._memory.drains:
+            drain = self._memory.drains.get(action.name)
+            if not await self._confirm(action):
                 self._memory.drains.pop(action.name, None)
+                return False
+            # A plan that wanted the name here meanwhile has ended its drain; one that came after that has its own time.
+            if drain is None or self._memory.drains.get(action.name) != drain:
                 return False
         self.going.add(action.name)
         return True
