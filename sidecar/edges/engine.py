@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from functools import partial
 
 import aiohttp
 import structlog
@@ -63,6 +64,8 @@ IDENTIFY_TIMEOUT = 1.0
 IDENTIFY_INTERVAL = 10.0
 CONNECT_TIMEOUT = 2.0
 RESET_TIMEOUT = 10.0
+# Whose requests are in flight: worth waiting for an engine that has no time, since the next load depends on it.
+METRICS_TIMEOUT = 5.0
 # One token of the base model, behind whatever waits.
 OVERTAKE_TIMEOUT = 10.0
 # One load after the other: each is quicker then, and it is plain which one kills the engine. But one that hangs must
@@ -95,7 +98,7 @@ class VllmEngine:
         self._version = ""
         self._identified = 0.0
         self._former = FormerHolders(self._traffic)
-        self._metrics = Shared(self._read_metrics)
+        self._metrics = Shared(partial(self._read_metrics, METRICS_TIMEOUT))
         # Set while the present process is in doubt: at first, and after a look that failed.
         self._doubt = True
 
@@ -265,7 +268,7 @@ class VllmEngine:
         if not suspicious and now - self._identified < IDENTIFY_INTERVAL:
             return False
         self._identified = now
-        metrics = await self._metrics()
+        metrics = await self._read_metrics(IDENTIFY_TIMEOUT)
         if metrics is None:
             # Nothing speaks for a restart: the last answer stands. Else it isn't known, and asked at the next look.
             if suspicious:
@@ -283,8 +286,8 @@ class VllmEngine:
             self._former.forget()
         return changed and known
 
-    async def _read_metrics(self) -> Metrics | None:
-        body = await self._optional("/metrics", IDENTIFY_TIMEOUT, MAX_BODY)
+    async def _read_metrics(self, timeout: float) -> Metrics | None:
+        body = await self._optional("/metrics", timeout, MAX_BODY)
         return parse_metrics(body.decode("utf-8", "replace")) if body is not None else None
 
     async def _optional(self, path: str, timeout: float, limit: int) -> bytes | None:

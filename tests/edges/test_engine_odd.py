@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from sidecar.core.metrics_vllm import Traffic
-from sidecar.edges.engine import MAX_ANSWER, VllmEngine
+from sidecar.edges.engine import IDENTIFY_TIMEOUT, MAX_ANSWER, VllmEngine
 from sidecar.edges.engine_url import base_url
 from sidecar.ports import EngineDisconnected, EngineRefused, EngineTimeout, EngineUnavailable
 from sidecar.settings import Settings
@@ -285,3 +286,21 @@ async def test_traffic_of_an_engine_that_gives_no_token_in_time(
         engine = connect(session, server.url)
         await engine.look()
         assert await engine.traffic("a") is Traffic.PERHAPS
+
+
+async def test_traffic_of_an_engine_that_takes_its_time_for_metrics(session: aiohttp.ClientSession) -> None:
+    """Under load that is seconds; who it is must be known in one, whose requests run need not."""
+    answered = asyncio.Event()
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(answered.wait(), IDENTIFY_TIMEOUT + 0.3)
+        return web.Response(body=in_flight(1, 0, "a"))
+
+    answers = {"GET /v1/models": (200, MODELS), "GET /metrics": slow, "POST /v1/completions": (200, b"{}")}
+    async with scripted(answers) as server:
+        engine = connect(session, server.url)
+        answered.set()
+        await engine.look()
+        answered.clear()
+        assert await engine.traffic("a") is Traffic.SOME
