@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from sidecar.edges.stub_engine import StubOptions
-from tests.vllm.model import HIDDEN
+from tests.vllm.model import CONTEXT, HIDDEN
 
 LONG = "All work and no play makes Jack a dull boy. " * 4  # more than one block of the prefix cache
 
@@ -90,6 +90,7 @@ def like_the_real_one(tiny: Path, **more: Any) -> StubOptions:
         max_cpu_loras=3,
         max_lora_rank=16,
         hidden_size=HIDDEN,
+        max_model_len=CONTEXT,
         token_seconds=0.002,
         **more,
     )
@@ -112,10 +113,13 @@ def assert_success(answer: Answer, text: str) -> None:
 
 async def until_metric(api: Api, name: str, value: float) -> None:
     """Until the metric, which one engine reports, has this value: it follows the engine's steps."""
-    async with asyncio.timeout(30):
-        while True:
-            text = (await api.call("GET", "/metrics")).body.decode()
-            found = re.search(rf'^{name}{{engine="0",model_name="tiny"}} (\S+)$', text, re.M)
-            if found is not None and float(found[1]) == value:
-                return
-            await asyncio.sleep(0.02)
+    loop = asyncio.get_running_loop()
+    end, seen = loop.time() + 30, []
+    while loop.time() < end:
+        text = (await api.call("GET", "/metrics")).body.decode()
+        found = re.search(rf'^{name}{{engine="0",model_name="tiny"}} (\S+)$', text, re.M)
+        seen.append((round(loop.time() - end + 30, 2), float(found[1]) if found else None))
+        if seen[-1][1] == value:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{name} was never {value:g}, but (after seconds) {seen[:20]} and so on")

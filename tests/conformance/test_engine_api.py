@@ -9,6 +9,7 @@ import re
 import pytest
 
 from tests.conformance.api import LONG, Api, assert_error, assert_success, until_metric
+from tests.vllm.model import CONTEXT
 
 CARD = {"id", "object", "created", "owned_by", "root", "parent", "max_model_len", "permission"}
 PERMISSION = {
@@ -43,7 +44,7 @@ async def test_what_is_served_at_rest(api: Api) -> None:
         assert [set(permission) for permission in card["permission"]] == [PERMISSION]
         assert (card["object"], card["owned_by"]) == ("model", "vllm")
         assert isinstance(card["created"], int)
-    assert {card["max_model_len"] for card in bases} == {512}
+    assert {card["max_model_len"] for card in bases} == {CONTEXT}
     assert (adapter["parent"], adapter["max_model_len"]) == ("tiny", None)
 
 
@@ -259,9 +260,9 @@ async def test_completions_that_leave_things_out_or_ask_for_too_much(api: Api) -
     nothing = await api.call("POST", "/v1/completions", {"model": "tiny", "max_tokens": 2})
     message = r"Either prompt or prompt_embeds must be provided and non-empty\. \(parameter=prompt\)"
     assert_error(nothing, 400, "BadRequestError", message, "prompt")
-    message = r"This model's maximum context length is 512 tokens\..*"
-    assert_error(await api.complete("tiny", "x" * 600, 2), 400, "BadRequestError", message, "input_tokens")
-    assert len(await api.tokens("tiny", "x" * 500, 300)) <= 12
+    message = rf"This model's maximum context length is {CONTEXT} tokens\..*"
+    assert_error(await api.complete("tiny", "x" * (CONTEXT + 88), 2), 400, "BadRequestError", message, "input_tokens")
+    assert len(await api.tokens("tiny", "x" * (CONTEXT - 12), 300)) <= 12
 
 
 async def test_fields_that_count_for_nothing(api: Api) -> None:
@@ -284,8 +285,8 @@ async def test_load_inplace_of_what_is_not_there(api: Api) -> None:
 
 async def test_unload_while_a_request_runs(api: Api) -> None:
     await api.load("a", api.adapter("a1"))
-    expected = await api.tokens("a", "hi", 150)
-    running = asyncio.create_task(api.tokens("a", "hi", 150))
+    expected = await api.tokens("a", "hi", 600, ignore_eos=True)
+    running = asyncio.create_task(api.tokens("a", "hi", 600, ignore_eos=True))
     await until_metric(api, "vllm:num_requests_running", 1)
     assert (await api.unload("a")).status == 200
     assert (await api.complete("a")).status == 404

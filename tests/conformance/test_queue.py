@@ -14,6 +14,9 @@ from sidecar.settings import Settings
 from tests.conformance.api import Api, until_metric
 from tests.vllm.client import LONG
 
+# Tokens of a request that runs for seconds.
+LASTING = 1500
+
 
 @asynccontextmanager
 async def with_a_request_that_waits(api: Api, engine: VllmEngine) -> AsyncIterator[asyncio.Task[list[int]]]:
@@ -22,7 +25,7 @@ async def with_a_request_that_waits(api: Api, engine: VllmEngine) -> AsyncIterat
         await engine.load(name, api.adapter(adapter))
     old = await api.tokens("a", LONG)
     await engine.look()
-    slots = [asyncio.create_task(api.tokens(name, "hi", 400, ignore_eos=True)) for name in "bc"]
+    slots = [asyncio.create_task(api.tokens(name, "hi", LASTING, ignore_eos=True)) for name in "bc"]
     await until_metric(api, "vllm:num_requests_running", 2)
     waiting = asyncio.create_task(api.tokens("a", LONG))
     await until_metric(api, "vllm:num_requests_waiting", 1)
@@ -31,7 +34,7 @@ async def with_a_request_that_waits(api: Api, engine: VllmEngine) -> AsyncIterat
     assert not waiting.done()
     yield waiting
     assert await waiting == old
-    assert {len(answer) for answer in await asyncio.gather(*slots)} == {400}
+    assert {len(answer) for answer in await asyncio.gather(*slots)} == {LASTING}
     assert await engine.traffic("c") is Traffic.NONE
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Fleet:
-    """The servers that tests share, each started when it is first asked for, or before by `begin`."""
+    """The servers that tests share, each started when it is first asked for, or before by `start_all`."""
 
     def __init__(self, tiny: Path, logs: Path) -> None:
         self._tiny, self._logs = tiny, logs
         self._servers: dict[str, VllmServer] = {}
         self._locks = {name: threading.Lock() for name in SERVERS}
-        self._ended = False
 
     def get(self, name: str) -> VllmServer:
         """That server, healthy as of its start. Raises RuntimeError if it doesn't start; skips as `python_of`."""
@@ -78,23 +78,20 @@ class Fleet:
                 self._servers[name] = server
             return self._servers[name]
 
-    def begin(self) -> threading.Thread:
-        """Start all, one after the other, beside the tests: each start takes half a minute of one core."""
+    def start_all(self) -> None:
+        """Start all, two at a time: one that started beside the tests would take their core for half a minute, and a
+        request that is to be seen running would be over before the metrics are."""
 
-        def start() -> None:
-            for name in SERVERS:
-                # Whoever asks for a server that doesn't start hears why.
-                with contextlib.suppress(RuntimeError, pytest.skip.Exception, pytest.fail.Exception):
-                    if not self._ended:
-                        self.get(name)
+        def start(name: str) -> None:
+            # Whoever asks for a server that doesn't start hears why.
+            with contextlib.suppress(RuntimeError, pytest.skip.Exception, pytest.fail.Exception):
+                self.get(name)
 
-        thread = threading.Thread(target=start, daemon=True)
-        thread.start()
-        return thread
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(start, SERVERS))
 
     def stop(self) -> None:
         """End them all."""
-        self._ended = True
         for name, lock in self._locks.items():
             with lock:
                 if name in self._servers:
@@ -103,14 +100,15 @@ class Fleet:
 
 @pytest.fixture(scope="session")
 def fleet(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """All servers; they start before they are asked for when many tests will."""
+    """All servers; they start before the first test when many will ask for them."""
     fleet = Fleet(tiny, tmp_path_factory.mktemp("vllm"))
     many = sum(item.get_closest_marker("vllm") is not None for item in request.session.items) > MANY
-    starting = fleet.begin() if many else None
-    yield fleet
-    fleet.stop()
-    if starting is not None:
-        starting.join()
+    try:
+        if many:
+            fleet.start_all()
+        yield fleet
+    finally:
+        fleet.stop()
 
 
 @pytest.fixture(scope="session")

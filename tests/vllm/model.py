@@ -13,6 +13,8 @@ from pathlib import Path
 from sidecar.edges.sample_adapter import ATTENTION, Tensor, gauss, write_adapter, write_json, write_safetensors
 
 HIDDEN, INNER, LAYERS, HEADS, HEAD = 64, 128, 2, 2, 32
+# It writes 500 tokens a second on a quiet machine: a request of some thousands lasts long enough to be looked at.
+CONTEXT = 4096
 SPECIALS = ["<unk>", "<s>", "</s>"]
 # (inputs, outputs) of every projection.
 SHAPES = {
@@ -44,7 +46,7 @@ def write_model(target: Path, seed: int = 0) -> Path:
             "num_key_value_heads": HEADS,
             "head_dim": HEAD,
             "hidden_act": "silu",
-            "max_position_embeddings": 512,
+            "max_position_embeddings": CONTEXT,
             "rms_norm_eps": 1e-5,
             "rope_theta": 10000.0,
             "attention_bias": False,
@@ -140,7 +142,7 @@ def _write_tokenizer(target: Path) -> int:
         target / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": 512,
+            "model_max_length": CONTEXT,
             "unk_token": "<unk>",
             "bos_token": "<s>",
             "eos_token": "</s>",

@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 
 from tests.ports import free_port
+from tests.vllm.model import CONTEXT
 
 # On busy cores: 25 s on quiet ones.
 START_SECONDS = 420
@@ -38,8 +39,8 @@ class VllmServer:
         self.url = f"http://127.0.0.1:{self.port}"
         command = [str(Path(python).parent / "vllm"), "serve", str(model), "--host", "127.0.0.1"]
         command += ["--port", str(self.port), "--served-model-name", "tiny", "alias"]
-        # A small context and cache, no compilation: 25 s to start, 1.5 GB.
-        command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "8"]
+        # A small cache, no compilation: 25 s to start, 1.5 GB.
+        command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", "8"]
         command += ["--max-num-batched-tokens", "512", "--kv-cache-memory-bytes", "67108864"]
         command += ["--enable-lora", "--max-loras", "2", "--max-cpu-loras", "3", "--max-lora-rank", "16"]
         self.command = [*command, *arguments]

@@ -204,13 +204,13 @@ async def test_a_name_gets_new_content_when_the_requests_of_the_old_have_ended(
 ) -> None:
     first, second, third = (str(tiny / "adapters" / name) for name in ("a1", "a2", "a3"))
     await engine.load("a", first)
-    expected = await tokens(session, vllm, "a", count=200)
-    old = asyncio.create_task(tokens(session, vllm, "a", count=200))
+    expected = await tokens(session, vllm, "a", count=800)
+    old = asyncio.create_task(tokens(session, vllm, "a", count=800))
     await until(lambda: running(vllm) == 1, 30)
     await engine.unload("a")
     await engine.load("a", second)
     assert old.done()
-    new = asyncio.create_task(tokens(session, vllm, "a", count=200))
+    new = asyncio.create_task(tokens(session, vllm, "a", count=800))
     await engine.load("b", third)
     assert await old == expected != await new
     assert vllm.exited() is None
@@ -220,11 +220,11 @@ async def test_in_flight(engine: VllmEngine, session: aiohttp.ClientSession, vll
     for name in ("a1", "a2"):
         await engine.load(name, str(tiny / "adapters" / name))
     assert await engine.in_flight() == frozenset()
-    request = asyncio.create_task(tokens(session, vllm, "a1", count=400))
+    request = asyncio.create_task(tokens(session, vllm, "a1", count=1500))
     seen: set[frozenset[str] | None] = set()
     while not request.done():
         seen.add(await engine.in_flight())
-    assert len(await request) == 400
+    assert len(await request) == 1500
     assert frozenset({"a1"}) in seen
     assert not any(names and "a2" in names for names in seen)
     assert await engine.in_flight() == frozenset()
@@ -275,9 +275,9 @@ async def test_dev_mode_tells_the_limits(opened: VllmEngine) -> None:
 async def test_dropping_the_prefix_cache_changes_no_answer_of_running_requests(
     request: pytest.FixtureRequest, session: aiohttp.ClientSession, tiny: Path, tmp_path: Path, which: str
 ) -> None:
-    # Adapters only where the agent ever does it: 0.32 was seen to give the base model's requests other tokens when it
-    # made them start over together with those of an adapter.
-    models = ("tiny", "kept", "kept") if which == "stale" else ("tiny",) * 3
+    # Either the base model or an adapter: where both run, vLLM may give the base model's requests other tokens when it
+    # makes them start over (5 of 12 times on 0.30 with four adapters loaded, once on 0.32).
+    models = ("kept" if which == "stale" else "tiny",) * 3
     server: VllmServer = request.getfixturevalue(which)
     file = tmp_path / "key"
     file.write_text(KEY)
@@ -385,11 +385,11 @@ async def test_an_engine_dies_of_two_adapters_of_one_name(
     """Why a name waits for the requests of its former holder."""
     adapters = tiny / "adapters"
     await load_directly(session, guarded, "a", adapters / "a1")
-    requests = [asyncio.create_task(tokens(session, guarded, "a", count=400))]
+    requests = [asyncio.create_task(tokens(session, guarded, "a", count=1500))]
     await until(lambda: running(guarded) == 1, 30)
     await unload_directly(session, guarded, "a")
     await load_directly(session, guarded, "a", adapters / "a2")
-    requests.append(asyncio.create_task(tokens(session, guarded, "a", count=400)))
+    requests.append(asyncio.create_task(tokens(session, guarded, "a", count=1500)))
     await until(lambda: running(guarded) == 2, 30)
     assert guarded.exited() is None
     await load_directly(session, guarded, "b", adapters / "a3")
