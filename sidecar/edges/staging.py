@@ -47,7 +47,7 @@ class Staging:
         self._reserved[self.name(key)] = size
 
     def release(self, name: str) -> None:
-        """No download uses an area for now: it counts as what is there, and as abandoned."""
+        """The download that used an area has ended: it counts as what is there, and as abandoned."""
         self._reserved.pop(name, None)
         self._active.discard(name)
 

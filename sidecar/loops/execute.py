@@ -100,8 +100,7 @@ class Executor:
             elif adapter is not None and isinstance(action, Swap):
                 await self._swap(action, adapter)
             await self._acting.save()
-        except Exception:
-            # A fault of this program: said by `_done`, and not run into again at once.
+        except Exception:  # a fault of this program: said by `_done`, and not run into again at once
             await asyncio.sleep(CRASHED_SECONDS)
             raise
         finally:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest_asyncio
 
 from sidecar.edges.disk import AdapterStore
 from sidecar.edges.fetch import OriginFetcher
@@ -79,12 +80,13 @@ class Workers:
         self.all += made
 
 
-@contextlib.asynccontextmanager
-async def working(directory: Path) -> AsyncIterator[Workers]:
+@pytest_asyncio.fixture
+async def workers(tmp_path: Path) -> AsyncIterator[Workers]:
+    """For tests that import it."""
     async with running() as nodes:
-        workers = Workers(nodes, directory)
+        found = Workers(nodes, tmp_path)
         try:
-            yield workers
+            yield found
         finally:
-            for worker in workers.all:
+            for worker in found.all:
                 await worker.close()

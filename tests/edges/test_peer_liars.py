@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from sidecar.core.flight import CHUNK
 from sidecar.model import Adapter, Entry, State
@@ -16,22 +13,16 @@ from tests.edges import peer_liars as lies
 from tests.edges.fetching import content, proxy, s3, upload, wanted
 from tests.edges.gossip_nodes import know_each_other, until
 from tests.edges.peer_liars import Liar, Lie
-from tests.edges.peer_workers import Worker, Workers, working
+from tests.edges.peer_workers import Worker, Workers, workers
 from tests.s3proxy import Proxy
 from tests.s3server import S3Server
 
-__all__ = ["proxy", "s3"]
+__all__ = ["proxy", "s3", "workers"]
 
 WEIGHTS = "adapter_model.safetensors"
 LIAR = "uid-of-liar"
 # What one connection may have taken before it was cut: the buffers of two sockets.
 UNASKED = 24 * 1024 * 1024
-
-
-@pytest_asyncio.fixture
-async def workers(tmp_path: Path) -> AsyncIterator[Workers]:
-    async with working(tmp_path) as found:
-        yield found
 
 
 @pytest.fixture

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 import pytest
-import pytest_asyncio
 from yarl import URL
 
 from sidecar.core.flight import CHUNK
@@ -21,20 +19,14 @@ from sidecar.ports import Fetched
 from tests.adapters import Files, adapter, revision, tar_gz
 from tests.edges.fetching import content, proxy, s3, upload, wanted
 from tests.edges.gossip_nodes import until
-from tests.edges.peer_workers import Worker, Workers, working
+from tests.edges.peer_workers import Worker, Workers, workers
 from tests.s3proxy import Asked, Fault, Proxy
 from tests.s3server import S3Server
 
-__all__ = ["proxy", "s3"]
+__all__ = ["proxy", "s3", "workers"]
 
 WEIGHTS = "adapter_model.safetensors"
 SIZE = 5 * CHUNK + 12345
-
-
-@pytest_asyncio.fixture
-async def workers(tmp_path: Path) -> AsyncIterator[Workers]:
-    async with working(tmp_path) as found:
-        yield found
 
 
 @pytest.fixture

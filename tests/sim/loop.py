@@ -88,10 +88,10 @@ NOWHERE = contextvars.Context()
 """The context of what belongs to no process: the network, for example."""
 
 
-class _Soon(asyncio.Handle):
+class _Held(asyncio.Handle):
     """A callback of a process, held back while that is frozen."""
 
-    __slots__ = ("process",)
+    __slots__ = ()
     process: Process
 
     def _run(self) -> None:
@@ -101,17 +101,16 @@ class _Soon(asyncio.Handle):
             super()._run()
 
 
-class _Later(asyncio.TimerHandle):
-    """A timer of a process, held back while that is frozen."""
+class _Soon(_Held):
+    """One that is due."""
 
     __slots__ = ("process",)
-    process: Process
 
-    def _run(self) -> None:
-        if self.process.frozen:
-            self.process.hold(self)
-        else:
-            super()._run()
+
+class _Later(_Held, asyncio.TimerHandle):
+    """A timer."""
+
+    __slots__ = ("process",)
 
 
 class _Jumping(selectors.DefaultSelector):
